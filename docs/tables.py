@@ -47,6 +47,24 @@ def _compiled(model: str, measured: str) -> str:
           f'--accepted=docs/reports/continuous_windows.json --accepted_model={measured}')
 
 
+# The reports on seed-exact decoders: the model, dtype, images, images at once, and windows.
+_WINDOWS = 4, 7, 8, 12, 16, 20, 32, 64
+ROUNDING = {
+    **{f'rounding_{model}_{dtype}': (model, dtype, 4, 4, _WINDOWS)
+       for model in ('emoji', 'demo') for dtype in ('float32', 'bfloat16')},
+    **{f'rounding_{model}_bfloat16_8': (model, 'bfloat16', 12, 1, (8,))
+       for model in ('emoji', 'demo')},
+    **{f'rounding_{model}_16': (model, 'float32', 16, 16, (8, 20)) for model in ('emoji', 'demo')}}
+
+
+def _of_rounding(model: str, dtype: str, count: int, size: int, windows: Sequence[int]) -> str:
+  """Returns the command that compares images and log-probabilities of seed-exact decoders."""
+  decoders = ','.join(f'seed_exact(window={window}),corrected_seed_exact(window={window})'
+                      for window in windows)
+  return (f'python -m experiments.decoders --measure=rounding --model={model} --dtype={dtype} '
+          f"--num_images={count} --batch_size={size} --decoder='{decoders}'")
+
+
 # The command whose report.json is kept under docs/reports, by its name there.
 REPORTS = {
     'compare_emoji': 'cspd-compare',
@@ -65,11 +83,7 @@ REPORTS = {
     'serving_soak':
         "python -m experiments.serving --model=runs/smoke/export --decoder='seed_exact(window=4)' "
         '--clients=16 --num_images=64 --workdir=runs/serving_soak',
-    'rounding':
-        'python -m experiments.decoders --measure=rounding --dtype=float32 --seed=15',
-    'rounding_bfloat16':
-        'python -m experiments.decoders --measure=rounding '
-        '--dtype=bfloat16 --num_images=256 --seed=15',
+    **{name: _of_rounding(*options) for name, options in ROUNDING.items()},
     'benchmark': 'python -m experiments.benchmark',
     'corrected': 'python -m experiments.topologies --config=configs/corrected.py:numbers',
     'corrected_wide': 'python -m experiments.topologies --config=configs/corrected.py:wide',
@@ -437,13 +451,29 @@ def _products(_: pathlib.Path) -> str:
 
 
 def _rounding(_: pathlib.Path) -> str:
-  """How many images of decoders differ from those of vanilla."""
-  rows = [dict(row, count=_content(_path(name))['num_images'])
-          for name in ('rounding', 'rounding_bfloat16') for row in _rows(name)]
+  """How many images and log-probabilities of seed-exact decoders differ from the baselines'."""
+  cells: dict[tuple, list[dict]] = {}
+  for name in ROUNDING:
+    content = _content(_path(name))
+    for row in content['rows']:
+      cell = (content['settings']['model'], row['dtype'], content['num_images'], row['batch_size'],
+              row['decoder'].partition('(')[0])
+      cells.setdefault(cell, []).append(row)
+  rows = []
+  for (model, dtype, count, batch_size, decoder), found in cells.items():
+    shares = [row['images'] for row in found]
+    most = {name: max(row[name] for row in found)
+            for name in ('images_in_window', 'log_probs_in_window')}
+    rows.append(dict(
+        most, model=model, dtype=dtype, count=count, batch_size=batch_size, decoder=decoder,
+        windows=', '.join(str(row['window']) for row in found),
+        images=f'{min(shares):.0%}' + (f' to {max(shares):.0%}' if len(set(shares)) > 1 else '')))
   return tables.markdown(
-      {'dtype': '{dtype}', 'images': '{count}', 'decoder': '`{decoder}`',
-       'differ from `vanilla`': '{images:.2%}',
-       'from `vanilla(window=N)`': '{images_in_window:.2%}'}, rows)
+      {'model': '{model}', 'dtype': '{dtype}', 'images': '{count}, {batch_size} at once',
+       'decoder': '`{decoder}`', 'windows': '{windows}',
+       'images not those of `vanilla`': '{images}',
+       'not those of `vanilla(window=N)`, at most': '{images_in_window:.0%}',
+       'log-probabilities not its, at most': '{log_probs_in_window:.2%}'}, rows)
 
 
 def _of_method(method: str, counts: Mapping[str, int]) -> str:
@@ -603,7 +633,7 @@ TABLES: dict[str, Table] = {
         'decoder': 'decoder', 'passes in batches': 'batches: rounds',
         'in a queue': 'queue: rounds', 'speed-up': 'speed-up', 'same images': 'same images'})),
     'serving': Table('serving', _soaked, ('serving_soak',)),
-    'rounding': Table('rounding', _rounding, ('rounding_bfloat16',)),
+    'rounding': Table(next(iter(ROUNDING)), _rounding, tuple(ROUNDING)[1:]),
     'pairs': Table('benchmark', _of(_SCORES, _relaxed)),
     'curves': Table('benchmark', lambda path: '![Trade-off curves](pictures/curves.png)'),
     'corrected': Table('corrected', _by_window('{step_compression:.2f}')),
