@@ -80,8 +80,7 @@ def of(family: str) -> list[str]:
 
 
 def without_pictures(family: str) -> str:
-  """Returns that no pictures of a family's published weights exist, to end a sentence; '' if they do.
-  """
+  """Returns the end of a sentence, that no pictures of published weights exist; '' if they do."""
   return '' if 'pictures' in of(family) else '; no pictures of its published weights exist yet'
 
 
