@@ -27,6 +27,10 @@ from cspd_jax.version import __version__
 Params = Any
 
 _VERSION = 2
+# The entry of a network's metadata with the tensors of the source that the network does not have.
+LEFT_OUT = 'left_out'
+# Names of them in a text.
+_MOST_NAMES = 3
 # Of quantised weights; bitsandbytes, AWQ, GPTQ and MLX store several of their numbers in one.
 _PACKED = ('uint8', 'int8', 'uint32', 'int32')
 
@@ -209,12 +213,23 @@ def of_tensors(
         f'{family.kind} model:\n  ' + '\n  '.join(problems) +
         '\nSpecify another model, or download files that belong together.')
   parameters = groups(family, config, tensors, allow_nonfinite=allow_nonfinite)
+  rest = _left_out(family, config, tensors)
   extra = {**metadata(), 'family': family.name, 'model': model, 'converter': _VERSION,
-           **family.metadata(config)}
+           **family.metadata(config), **({LEFT_OUT: rest} if rest else {})}
   network = store.Loaded(family.kind, config, _template(family.kind, config), extra)
   state = [__version__, family_name, dataclasses.asdict(config), extra, allow_nonfinite]
   assumptions = () if model else tuple(family.assumed(config, {*settings, *overrides}))
+  if rest:
+    assumptions += (f'left out {rest}, which this network does not have',)
   return Source(network, parameters, state, assumptions)
+
+
+def _left_out(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> str:
+  """Returns in words which tensors become no part of a network; '' if all do."""
+  used = {name for rule in rules_of(family, config)[0] for name in rule.sources}
+  names = [name for name in tensors if name not in used]
+  more = f', ... ({len(names)} tensors)' if len(names) > _MOST_NAMES else ''
+  return ', '.join(names[:_MOST_NAMES]) + more
 
 
 def _checked(family_name: str, model: str | None, options: Mapping[str, Any] | None) -> FileFamily:

@@ -32,7 +32,10 @@ _TORCH, _WORDS = ('.pt', '.pth', '.ckpt'), ('.json', '.tiktoken')
 # Transformers requires it in the header of safetensors files.
 _METADATA = {'format': 'pt'}
 # What a conversion stores with a network about the source, and what follows from its sizes.
-_OF_CONVERSIONS = ('source', 'key', 'sha256', 'family', 'model', 'converter', 'image_size')
+_OF_CONVERSIONS = ('source', 'key', 'sha256', 'family', 'model', 'converter', 'image_size',
+                   convert.LEFT_OUT)
+# Options that say the grid of the images.
+_OF_GRID = {'height', 'width', 'image_size', 'num_tokens'}
 # Letters of a reason in a line.
 _MOST = 300
 
@@ -138,14 +141,20 @@ def publish_model(
     first = _piece(main, family, network, _path(family, family, network),
                    {piece.role: piece.network for piece in others})
   except ConversionError as error:
+    first_reason = str(error)
+    if isinstance(error, family_lib.MissingPart) and error.role in reasons:
+      first_reason = reasons.pop(error.role) + _instead(family, network, parts, model)
     more = ''.join(f'\n  {name}: {reason}' for name, reason in reasons.items())
-    raise ConversionError(f'{error}{more}') from error
+    raise ConversionError(f'{first_reason}{more}') from error
   for piece in others:
     if piece.family.name in family.written.inside:
       first = first._replace(tensors=[*first.tensors, *_inside(family, piece)])
   pieces = [first] if role is not None else [first, *others]
   for line in _lost(pieces):
     note(line)
+  if role is None and main != 'target':
+    for line in _not_in_place(family, network):
+      note(line)
   if model is not None and role is None and main == 'target':
     for line in _left_out(pieces, parts, description['defaults'], model, reasons):
       note(line)
@@ -160,6 +169,31 @@ def publish_model(
     for piece in pieces:
       _compare(piece, new, dtype)
   return [(place / piece.path, piece.family.title) for piece in pieces]
+
+
+def _instead(family: FileFamily, network: store.Loaded, parts: Mapping[str, pathlib.Path],
+             model: families.Family | None) -> str:
+  """Returns which other files can hold a target with its other networks, as the end of a message.
+  """
+  names = []
+  for other in rules.FAMILIES.values():
+    if model is not None and other.model == model.name and other.kind == family.kind:
+      try:
+        others = _others(other, network, parts, model, {})
+        _piece('target', other, network, _path(other, other, network),
+               {piece.role: piece.network for piece in others})
+        names.append(f'--to={other.name}')
+      except ConversionError:
+        continue
+  return f' {" or ".join(names)} can hold this model.' if names else ''
+
+
+def _not_in_place(family: FileFamily, network: store.Loaded) -> Iterator[str]:
+  """Yields a line for each other network that published folders of a network have."""
+  for name in family.layout(_preset(family, network)):
+    if name != family.name:
+      yield (f'left out {rules.get(name).title}, which published folders have, too: --to={name} '
+             'writes it alone')
 
 
 def _refuse_output(place: pathlib.Path) -> NoReturn:
@@ -290,24 +324,50 @@ def _piece(role: str, family: FileFamily, network: store.Loaded, path: pathlib.P
 
 def _check_config(role: str, family: FileFamily, config: Any, files: Mapping[str, Any]) -> None:
   """Raises ConversionError unless files of the family mean a network with this config."""
-  contents = json.loads(json.dumps(
-      {name: content for name, content in files.items() if isinstance(content, dict)}))
-  shapes = convert.published_shapes(family, config)
-  options: dict[str, Any] = {name: getattr(config, name) for name in family.options
-                             if hasattr(config, name)}
-  if 'image_size' in family.options:
-    options['image_size'] = 16 * math.isqrt(config.num_tokens)
   try:
-    if family.written.means is not None:
-      meant = family.written.means(config, shapes, contents, options)
-    else:
-      meant = family_lib.infer(family, shapes, options, family.settings(contents))
+    meant = _meant(family, config, files, _options(family, config))
   except ConversionError as error:
     raise ConversionError(f'{role} cannot be written as {family.title}: {error}') from error
   if wrong := [f'{field.name} is {getattr(config, field.name)!r}, where such files mean '
                f'{getattr(meant, field.name)!r}' for field in dataclasses.fields(config)
                if getattr(config, field.name) != getattr(meant, field.name)]:
     raise ConversionError(f'{role} cannot be written as {family.title}: {"; ".join(wrong)}.')
+
+
+def _options(family: FileFamily, config: Any) -> dict[str, Any]:
+  """Returns the options of `cspd-convert` that a network was or could be converted with."""
+  options = {name: getattr(config, name) for name in family.options if hasattr(config, name)}
+  if 'image_size' in family.options:
+    options['image_size'] = 16 * math.isqrt(config.num_tokens)
+  return options
+
+
+def _meant(family: FileFamily, config: Any, files: Mapping[str, Any], options: Mapping[str, Any]
+           ) -> Any:
+  """Returns the config that the files of a network mean, if they are converted with options."""
+  contents = json.loads(json.dumps(
+      {name: content for name, content in files.items() if isinstance(content, dict)}))
+  shapes = convert.published_shapes(family, config)
+  if family.written.means is not None:
+    return family.written.means(config, shapes, contents, dict(options))
+  return family_lib.infer(family, shapes, options, family.settings(contents))
+
+
+def _needed_options(piece: _Piece) -> Iterator[tuple[str, Any]]:
+  """Yields options, with their values, without which the files mean another network, or none.
+
+  Those of the grid of the images, of which there is a line of its own, are left out.
+  """
+  config = piece.network.config
+  options = _options(piece.family, config)
+  for name in options.keys() - _OF_GRID:
+    others = {other: value for other, value in options.items() if other != name}
+    try:
+      meant = _meant(piece.family, config, piece.files, others)
+    except ValueError:
+      meant = None
+    if meant != config:
+      yield name, options[name]
 
 
 def _excess(tensor: _Stored) -> int:
@@ -363,6 +423,12 @@ def _lost(pieces: Sequence[_Piece]) -> Iterator[str]:
     if {'height', 'image_size'} & piece.family.options.keys() and hasattr(config, 'height'):
       yield (f'{name}: weights do not hold the grid of the images, {config.height}x{config.width} '
              'tokens; programs take it as an option')
+    for option, value in sorted(_needed_options(piece)):
+      yield (f'{name}: the files do not hold {option}, which is {value}; convert them back with '
+             f'--{option}={int(value)}')
+    if (absent := piece.network.metadata.get(convert.LEFT_OUT)) is not None:
+      yield (f'{name}: the files that the model was converted from also had {absent}, which these '
+             'do not have')
     for tensor in piece.tensors:
       if (excess := _excess(tensor)) > 0:
         yield (f'{name}: {", ".join(tensor.rule.sources)} has {excess} numbers that the model does '

@@ -98,12 +98,16 @@ class Stored:
     return 1 + sum((size - 1) * stride for size, stride in zip(self.shape, self.strides))
 
 
+class OtherForm(ValueError):
+  """A file is complete, in a form that is not read."""
+
+
 def load(path: pathlib.Path) -> Any:
   """Returns what a file holds: mappings, lists and plain values with tensors among them.
 
   A `Stored` stands for a tensor, a mapping of names to them for a scripted module, and a
-  `pickles.Object` for any other object. Raises ValueError if the file is damaged, or needs more
-  memory than its size explains.
+  `pickles.Object` for any other object. Raises OtherForm if the file is complete but of a form that
+  is not read, and ValueError if it is damaged, or needs more memory than its size explains.
   """
   try:
     with path.open('rb') as stream:
@@ -112,7 +116,7 @@ def load(path: pathlib.Path) -> Any:
       content = _load_archive(path, stream, size) if is_archive else _load_series(stream, size)
     is_scripted = isinstance(content, pickles.Object) and content.name.startswith(_SCRIPTED)
     return _of_module(content) if is_scripted else content
-  except MemoryError:
+  except (MemoryError, OtherForm):
     raise
   except Exception as error:  # Damaged files raise almost anything.
     reason = str(error) or type(error).__name__
@@ -176,7 +180,7 @@ class _Storages:
             type(pid[1]) is pickles.Name and type(pid[2]) is str and _is_size(pid[4])):
       raise ValueError('its pickle refers to something that is no storage')
     if len(pid) == 6 and pid[5] is not None:
-      raise ValueError('it has views of storages, which only old PyTorch wrote')
+      raise OtherForm('it has views of storages, which only old PyTorch wrote')
     dtype, key, count = _dtype_of(pid[1].name), pid[2], pid[4]
     if key not in self.by_key:
       self.by_key[key] = _Storage(dtype, count * _width(dtype))
@@ -269,7 +273,7 @@ def _load_archive(path: pathlib.Path, stream: BinaryIO, size: int) -> Any:
   root = roots[0]
   order = by_name.get(f'{root}byteorder')
   if order is not None and _content(stream, order, size, 16) != b'little':
-    raise ValueError('its numbers are not stored in little-endian order')
+    raise OtherForm('its numbers are not stored in little-endian order')
   data = _content(stream, by_name[f'{root}data.pkl'], size, pickles.MOST_BYTES)
   storages = _Storages()
   value = pickles.Reader(io.BytesIO(data), len(data), _call, storages.of).load()
@@ -298,7 +302,7 @@ def _start(stream: BinaryIO, member: zipfile.ZipInfo, size: int) -> int:
   """Returns the first byte of a member in a file of `size` bytes, which holds all of it."""
   name = f'{member.filename!r:.80}'
   if member.compress_type != zipfile.ZIP_STORED or member.flag_bits & 1:
-    raise ValueError(f'{name} is compressed or encrypted, which torch.save does not do')
+    raise OtherForm(f'{name} is compressed or encrypted, which torch.save does not do')
   if 0 <= member.header_offset <= size - _HEADER.size:
     stream.seek(member.header_offset)
     magic, *_, name_size, extra_size = _HEADER.unpack(stream.read(_HEADER.size))
@@ -320,8 +324,10 @@ def _load_series(stream: BinaryIO, size: int) -> Any:
   if reader.load() != _MAGIC or reader.load() != _PROTOCOL:
     raise ValueError('it does not begin like one')
   system = reader.load()
-  if type(system) is not dict or system.get('little_endian') is not True:
-    raise ValueError('its numbers are not stored in little-endian order')
+  if type(system) is not dict or type(system.get('little_endian')) is not bool:
+    raise ValueError('it does not say the order of its bytes')
+  if not system['little_endian']:
+    raise OtherForm('its numbers are not stored in little-endian order')
   value, keys = reader.load(), reader.load()
   if type(keys) is not list or not all(type(key) is str for key in keys):
     raise ValueError('it has no list of storages')

@@ -11,13 +11,15 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import safetensors
 
-from checkpoints_conversion import pickles, pytorch, tensors as tensors_lib
+from checkpoints_conversion import formats, pickles, pytorch, tensors as tensors_lib
 from cspd_jax.files import paths, reading, weights
 
 # Endings of single files.
 SUFFIXES = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin', '.jit', '.json', '.tiktoken')
 # Endings of files of weights.
 _OF_WEIGHTS = ('.safetensors', '.pt', '.pth', '.ckpt', '.bin')
+# Endings that weights have in forms that are not read.
+_ALMOST = ('.gguf', '.gz', '.bz2', '.xz', '.zst', '.7z', '.zip', '.tar', '.tgz', '.npz', '.h5')
 # Files of one model-parallel checkpoint, whose names have two digits.
 _MAX_PARTS = 100
 # Files of one model that names of transformers count.
@@ -35,6 +37,9 @@ _PREFIXES = re.compile(r'\A(?:_orig_mod\.|module\.)+')
 # Parts of published and training files that hold the weights; a file without any is the weights.
 _OUTER_KEYS = ('model', 'module', 'state_dict')
 _REMEDY = 'download it again'
+_SAVE_AGAIN = 'load it with a current PyTorch, and save its state dict with torch.save'
+# Classes of tensors of which a file holds one process's part.
+_DIVIDED = re.compile(r'torch\.distributed\.')
 # Letters of a name, and names, that a message shows.
 _MAX_SHOWN, _MAX_NAMES = 80, 10
 
@@ -60,10 +65,10 @@ def read(
   """Reads the tensors of a weight file.
 
   Args:
-    path: a `.safetensors` file, a file that `torch.save` or `torch.jit.save` wrote, a folder, or an
-      index of transformers. A folder holds `.safetensors` files, Meta's `consolidated*.pth`,
-      `pytorch_model*.bin`, or `encoder.jit` and `decoder.jit`. Also a `.json` or `.tiktoken` file,
-      whose bytes become one tensor named 'file'.
+    path: a safetensors file, a file that `torch.save` or `torch.jit.save` wrote, whatever their
+      names are, a folder, or an index of transformers. A folder holds `.safetensors` files, Meta's
+      `consolidated*.pth`, `pytorch_model*.bin`, or `encoder.jit` and `decoder.jit`. Also a `.json`
+      or `.tiktoken` file, whose bytes become one tensor named 'file'.
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
       `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file; empty
       parts count as absent.
@@ -71,27 +76,29 @@ def read(
     shares: what each of several of Meta's files holds.
 
   Raises:
-    ValueError: if the file does not exist or is damaged, or the part holds anything else than
-      tensors.
+    ValueError: if the file does not exist, is damaged or of another form, is one process's part of
+      a training, or the part holds anything else than tensors.
   """
   path = pathlib.Path(path).expanduser()
   sources = files(path)
   if sources[0].suffix in ('.json', '.tiktoken'):
     return Weights({'file': np.frombuffer(reading.data(sources[0], _REMEDY), np.uint8)}, None)
-  is_plain = sources[0].suffix == '.safetensors'
-  if not is_plain and len(sources) > 1 and sources[0].name.startswith('consolidated'):
+  forms = [formats.of(file) for file in sources]
+  of_devices = len(sources) > 1 and sources[0].name.startswith('consolidated')
+  if of_devices and formats.SAFETENSORS not in forms:
     parts = [_read_torch(file, key, prefer) for file in sources]
     try:
       return Weights(tensors_lib.join([part.tensors for part in parts], shares), parts[0].key)
     except ValueError as error:
       raise ValueError(f'source is {path}, whose {len(sources)} files do not belong together: '
                        f'{error}.') from error
-  if key is not None and (is_plain or len(sources) > 1):
-    kind = 'safetensors' if is_plain else 'several files'
+  if key is not None and (formats.SAFETENSORS in forms or len(sources) > 1):
+    kind = 'several files' if len(sources) > 1 else 'safetensors'
     raise ValueError(f'key is {key!r}, but {path} is {kind} and has no parts; leave it out.')
   tensors: dict[str, tensors_lib.AnyTensor] = {}
-  for file in sources:
-    part = Weights(_read_safetensors(file), None) if is_plain else _read_torch(file, key, prefer)
+  for file, form in zip(sources, forms):
+    part = (Weights(_read_safetensors(file), None) if form == formats.SAFETENSORS
+            else _read_torch(file, key, prefer))
     if repeated := sorted(tensors.keys() & part.tensors.keys()):
       raise ValueError(f'{file} repeats tensors of another file of the folder, such as '
                        f'{_named(repeated[0])}, so they are not parts of one model; specify one of '
@@ -112,6 +119,8 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
   if not path.is_dir():
     if not path.is_file():
       raise ValueError(f'source is {path}, which is neither a file nor a folder.')
+    if problem := formats.unmerged(path):
+      raise ValueError(f'{problem}.')
     is_index = re.search(r'\.(safetensors|bin)\.index.*\.json$', path.name)
     return _existing(path, _of_index(path) if is_index else [path])
   if (path / _ADAPTER).exists():
@@ -123,6 +132,12 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
             or _of_transformers(path, f'{_TRANSFORMERS}*.bin')
             or (scripts if any(file.is_file() for file in scripts) else []))
   if not result:
+    if problem := formats.unmerged(path):
+      raise ValueError(f'{problem}.')
+    for file in sorted(path.iterdir()):  # Says what a file is that may be meant.
+      if file.is_file() and not file.name.startswith('.') and file.suffix in _ALMOST:
+        _existing(path, [file])
+        formats.of(file)
     raise ValueError(f'source is {path}, a folder without .safetensors files, consolidated.pth, '
                      'pytorch_model.bin or encoder.jit; specify the file itself, or the name of a '
                      'published model, whose files are looked up.')
@@ -166,7 +181,7 @@ def incomplete(path: str | os.PathLike) -> str | None:
         absent = [other for other in missing if not (folder / other).is_file()]
         return (f'source is {path}, where {_listed(absent)} is missing; download it' if absent else
                 f'source is {path}, one of {int(count)} files of a model; specify their folder')
-  return None
+  return formats.part_of_training(path)
 
 
 def _of_transformers(folder: pathlib.Path, pattern: str) -> list[pathlib.Path]:
@@ -261,6 +276,8 @@ def _read_safetensors(path: pathlib.Path) -> dict[str, tensors_lib.AnyTensor]:
 def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weights:
   try:
     content = pytorch.load(path)
+  except pytorch.OtherForm as error:
+    raise ValueError(f'{path}: {error}; {_SAVE_AGAIN}.') from error
   except ValueError as error:
     raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
   if not isinstance(content, dict):
@@ -288,14 +305,19 @@ def _read_torch(path: pathlib.Path, key: str | None, prefer: str | None) -> Weig
   part = parts[key] if key is not None else {
       name: value for name, value in content.items() if value is not None}
   if others := _others(part):
+    is_divided = any(isinstance(value, pickles.Object) and _DIVIDED.match(value.name)
+                     for value in part.values())
     remedy = (f'specify the part with the weights by --key=NAME: {_listed(of_tensors)}'
-              if of_tensors else 'save the state dict alone to another file and convert that')
+              if of_tensors else
+              'they are divided over the processes of a training, so merge its checkpoint first'
+              if is_divided else 'save the state dict alone to another file and convert that')
     raise ValueError(f'{path} holds other values than tensors: {_listed(others)}; {remedy}.')
   try:
-    return Weights(strip(path, pytorch.arrays(path, part)), key, notes,
-                   {name: settings[name] for name in settings if name == key})
+    arrays = pytorch.arrays(path, part)
   except ValueError as error:
-    raise ValueError(f'{path}: {error}; {_REMEDY}.') from error
+    raise ValueError(f'{path}: {error}; {_SAVE_AGAIN}.') from error
+  return Weights(strip(path, arrays), key, notes,
+                 {name: settings[name] for name in settings if name == key})
 
 
 def _described(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -30,7 +30,8 @@ def facts(page: str) -> str:
       'Licence of the weights': zoo.licence(page),
       'Decoders': works['decoders'],
       '[Not supported](../models.md#what-works)': ', '.join(lacks),
-      '[Verified](../models.md#what-is-verified) by': _verified(page)}.items() if value)
+      '[Verified](../models.md#what-is-verified) at random weights': _verified(page),
+      '[Not verified](../models.md#what-is-verified)': _not_verified(page)}.items() if value)
 
 
 def hub(page: str) -> str:
@@ -74,7 +75,15 @@ def _verified(page: str) -> str:
   target, _ = sizes.FILES[page]
   files = [f'`tests/{mark.path.as_posix()}`' for mark in verified.marks()
            if target in mark.families]
-  return ', '.join(dict.fromkeys(files))
+  levels = [level for level in verified.of(target) if level not in verified.OF_PUBLISHED]
+  return f'{", ".join(levels)}, by {", ".join(dict.fromkeys(files))}'
+
+
+def _not_verified(page: str) -> str:
+  target, _ = sizes.FILES[page]
+  reached = verified.of(target)
+  lacking = ', '.join(level for level in verified.OF_PUBLISHED if level not in reached)
+  return f'{lacking}{verified.without_pictures(target)}' if lacking else ''
 
 
 def training() -> str:

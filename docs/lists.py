@@ -183,6 +183,6 @@ LISTS: dict[str, Callable[[], str]] = {
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
     'shipped': shipped, 'photographs': photographs, 'commands': commands,
-    'layout': layout, 'models': zoo.models, 'levels': verified.levels,
+    'layout': layout, 'models': zoo.models, 'levels': verified.levels, 'verified': verified.table,
     'supported': supported.supported,
 } | sizes.LISTS | family_pages.LISTS

@@ -26,6 +26,8 @@ LEVELS: dict[str, str] = {
     'golden tokens': 'the published weights generate the tokens that another program printed',
     'pictures': 'somebody looked at pictures of the published weights',
 }
+# Those that need published weights; the others are shown at random weights.
+OF_PUBLISHED = ('real weights', 'golden tokens', 'pictures')
 
 
 class Mark(NamedTuple):
@@ -75,6 +77,19 @@ def of(family: str) -> list[str]:
   """Returns the levels that tests verify of a family of published files."""
   verified = {mark.level for mark in marks() if family in mark.families}
   return [level for level in LEVELS if level in verified]
+
+
+def without_pictures(family: str) -> str:
+  """Returns the end of a sentence, that no pictures of published weights exist; '' if they do."""
+  return '' if 'pictures' in of(family) else '; no pictures of its published weights exist yet'
+
+
+def table() -> str:
+  """Returns a table of the levels that each family reaches."""
+  return sizes.markdown(
+      {'family': f'[{sizes.name(page)}](families/{page}.md)', **{
+          level: 'yes' if level in of(target) else 'not yet' for level in LEVELS}}
+      for page, (target, _) in sizes.FILES.items())
 
 
 def levels() -> str:

@@ -3,6 +3,7 @@
   git clone https://github.com/tyshiwo1/Accelerating-T2I-AR-with-SJD SJD
   pip install torch transformers==4.48.1
   python -m experiments.against_released --repo=SJD --method=sjd
+  python -m experiments.against_released --repo=SJD --method=sjd --official
   python -m experiments.against_released --repo=LANTERN --method=eagle --model=demo --noasked
 
 The weights of the model are written in the published format of its family, and the network of the
@@ -67,6 +68,8 @@ class Config(measured.ModelImages):
     repo: folder of a clone of the released code; none if it is an installed package.
     method: the released decoder, one of `METHODS`.
     guidance_scale: the only sampling option of both; the model's if None.
+    official: decodes with the guidance scale of the released programs, whose loops then draft the
+      positions that these programs do: not the last ones of an image.
     window: tokens that a pass scores; what the released programs recommend if None.
     best: further decoders of ours; those that suit the method if None.
     asked: scores whether the images show what was asked for, for models of scenes of emoji with
@@ -79,6 +82,7 @@ class Config(measured.ModelImages):
   repo: str | None = None
   method: str = 'sjd'
   guidance_scale: float | None = None
+  official: bool = False
   window: int | None = None
   best: tuple[str, ...] | None = None
   asked: bool = True
@@ -95,6 +99,13 @@ def check(config: Config) -> tuple[cspd_jax.Model, Method, pathlib.Path | None]:
   method = METHODS[config.method]
   if method.window is None and config.window is not None:
     raise ValueError(f'window is {config.window}, but {config.method} has no window; leave it out.')
+  if config.official and method.guidance_scale is None:
+    raise ValueError(f'official is set, but {config.method} has no options of its programs; leave '
+                     'it out, or choose a method of: ' + ', '.join(
+                         name for name, other in METHODS.items() if other.guidance_scale) + '.')
+  if config.official and config.guidance_scale is not None:
+    raise ValueError(f'guidance_scale is {config.guidance_scale:g} and official is set, which '
+                     'determines it; leave one of them out.')
   for name in ('parts', 'grid', 'quantize', 'cache_dtype', 'mesh'):
     if (value := getattr(config.loading, name)) is not None:
       raise ValueError(f'{name} is {value!r}, but the released code reads the networks of the '
@@ -195,8 +206,8 @@ def main(config: Config) -> None:
   prompts, seed = inputs.images(config.images, model, default=32)
   if len(prompts) < 2:
     raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
-  sampling = model.sampling(**(
-      {} if config.guidance_scale is None else dict(guidance_scale=config.guidance_scale)))
+  scale = method.guidance_scale if config.official else config.guidance_scale
+  sampling = model.sampling(**({} if scale is None else dict(guidance_scale=scale)))
   condition, window = model.condition(prompts), config.window or method.window
   captions = scenes.captions(model, prompts) if config.asked and _is_discrete(model) else None
   # Refuses what the model cannot run.
@@ -208,7 +219,8 @@ def main(config: Config) -> None:
       name: model.decoder(name) for name in (model.engine.baseline, *same, *best)}
   loops = method.load(clone, Work(
       model, str(config.loading.model), [
-          batches.select(condition, np.array([i])) for i in range(len(prompts))], sampling, window))
+          batches.select(condition, np.array([i])) for i in range(len(prompts))], sampling, window,
+      config.official))
   torch: Any = sys.modules['torch']
   torch.set_num_threads(len(os.sched_getaffinity(0)))
   report = Report(config.workdir)

@@ -280,9 +280,9 @@ def _chameleon_files(config: EarlyFusionConfig, others: Mapping[str, Any]) -> di
   class does not have.
   """
   if 'text' not in others:
-    raise family.ConversionError(
-        "config.json of Chameleon holds the names of all tokens, and the model has no text part "
-        'that can be written; add its tokenizer file with cspd-convert first.')
+    raise family.MissingPart('text', (
+        'config.json of Chameleon holds the names of all tokens, and the model has no text part; '
+        'add its tokenizer file with cspd-convert first.'))
   if config.attention_dim not in (None, config.dim):
     raise family.ConversionError(
         f'attention_dim is {config.attention_dim}; in Chameleon all heads together have the width '

@@ -24,6 +24,14 @@ class ConversionError(fields.ListedError):
   """Weights or options that do not fit; the message lists all problems."""
 
 
+class MissingPart(ConversionError):
+  """The files need another network of the model, of the role `role`, which is not written."""
+
+  def __init__(self, role: str, text: str):
+    super().__init__(text)
+    self.role = role
+
+
 class Undetermined(ConversionError):
   """Options that must be specified: `names`, and in words why, `reasons` by name."""
 

@@ -55,6 +55,13 @@ PRIOR = language_models.of_presets(
                     'tar_1_5b': 'csuhan/Tar-1.5B', 'tar_7b': 'csuhan/Tar-7B'})
 
 
+# Of `--to`: the arguments of the published classes are not stored.
+_WRITTEN = family.Written('.pth', lines=lambda config: [
+    'the file holds the weights alone; the official program reads a .pth whose part model has, '
+    'next to the weights sd, the name and the arguments args of the class, so cspd-convert alone '
+    'reads this one'])
+
+
 # Depth, heads and width by the names of the published class.
 _NETWORKS = {'XXXL': (48, 40, 2560), 'XXL': (48, 24, 1536), 'XL': (36, 20, 1280),
              'LP': (30, 20, 1280), 'L': (24, 16, 1024), 'B': (12, 12, 768), 'S': (12, 6, 384)}
@@ -131,7 +138,7 @@ AR_DTOK = family.FileFamily(
     name='ar_dtok', title='AR-DTok of Tar', kind='ar_dtok', rules=_ar_dtok_rules,
     infer=_ar_dtok_infer, presets=tar.PRESETS, options=family.IMAGE_SIZE | family.NUM_HEADS,
     settings=_ar_dtok_settings, assumed=family.assumed_heads, model='tar',
-    sampling=_ar_dtok_sampling,
+    sampling=_ar_dtok_sampling, written=_WRITTEN,
     layout=lambda model: {} if model is None else {
         'ar_dtok': (f'ar_dtok_lp_{model.removeprefix("ar_dtok_")}px.pth',),
         'ta_tok': ('ta_tok.pth',)},
@@ -193,7 +200,7 @@ BRIDGE = family.FileFamily(
     infer=_bridge_infer, presets={'ta_tok': BridgeConfig(normalized=True)}, model='tar',
     settings=functools.partial(settings.read, {_MODEL: TA_TOK_FIELDS}),
     options={'normalized': 'Whether projected vectors of codes have norm one: 1 or 0.'},
-    needed={'normalized': ''},
+    needed={'normalized': ''}, written=_WRITTEN,
     # The networks that read images, the head of the vision transformer and a sampling temperature.
     leftovers=r'(teacher|encoder|encode_task_layer|scale_layer)\..*|bottleneck\.in_linear\..*|'
               r'decoder\.vision_model\.head\..*|'

@@ -31,6 +31,8 @@ _MOST_DEPTH = 64
 _INTEGERS = -2**63, 2**64 - 1
 # Limits of the arrays of a compressed file: bytes, or a multiple of the bytes of the file.
 _MAX_UNPACKED, _MAX_RATIO = 1 << 28, 64
+# Bytes of the header of a safetensors file, as its library limits them.
+_MOST_HEADER = 100_000_000
 # Bytes of the list of an archive's members, of some hundred thousand.
 _MAX_LIST = 1 << 24
 # Formats that Pillow reads itself; for PostScript it would start another program.
@@ -246,25 +248,45 @@ def size_of_photograph(path: str | os.PathLike, remedy: str) -> tuple[int, int]:
 
 # What a file begins with that has the name of another one, and what it is.
 _PLACEHOLDERS = {
-    b'version https://git-lfs.github.com/spec/': (
+    rb'\s*version https://git-lfs.github.com/spec/': (
         'is a pointer of Git LFS to the file, not the file; run `git lfs pull` in its repository, '
         'or download the file itself'),
-    b'/annex/objects/': (
+    rb'\s*/annex/objects/': (
         'is a pointer of git-annex to the file, not the file; run `git annex get` in its '
         'repository'),
-    b'\0\5\x16\7': (
+    rb'\x00\x05\x16\x07': (
         'holds what macOS notes about another file (AppleDouble), not its content; remove it, and '
         'use the file without `._` before its name'),
-    b'<!doctype html': 'is a page of a web site, not the file; download it again, after a login',
-    b'<html': 'is a page of a web site, not the file; download it again, after a login',
+    rb'\s*<(!doctype )?html': (
+        'is a page of a web site, not the file; download it again, after a login'),
+    # What hubs answer in place of a file, as JSON and as text.
+    rb'\s*(\{\s*"error"\s*:|Access to model \S+ is restricted|Invalid username or password\.|'
+    rb'(Entry|Repository|Revision) not found\s*\Z)': (
+        'is the refusal of a model hub ({start}), not the file; accept the licence of the model on '
+        'its page if it asks for that, run `hf auth login`, and download the file again'),
+    rb'\x1f\x8b\x08|BZh[1-9]1AY&SY|\xfd7zXZ\x00|\x28\xb5\x2f\xfd|7z\xbc\xaf\x27\x1c': (
+        'is compressed; unpack it (gunzip, bunzip2, unxz, unzstd, 7z), and use the file in it'),
 }
+# Bytes that tell such files apart, and letters of them in a message.
+_MOST_START, _MOST_SHOWN = 512, 120
 
 
 def placeholder(path: pathlib.Path) -> str | None:
   """Returns what is wrong and the remedy if a file stands for another one that is not there."""
   with path.open('rb') as stream:
-    start = stream.read(64).lstrip().lower()
-  return next((text for magic, text in _PLACEHOLDERS.items() if start.startswith(magic)), None)
+    start = stream.read(_MOST_START)
+  if is_safetensors(start):  # The size of the header may look like other files.
+    return None
+  for magic, text in _PLACEHOLDERS.items():
+    if re.match(magic, start, re.IGNORECASE):
+      shown = progress.visible(start.decode('utf-8', 'replace').strip())[:_MOST_SHOWN]
+      return text.replace('{start}', shown)
+  return None
+
+
+def is_safetensors(start: bytes) -> bool:
+  """Whether a file that begins with these bytes has the header of a safetensors file."""
+  return start[8:9] == b'{' and int.from_bytes(start[:8], 'little') <= _MOST_HEADER
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ class Work(NamedTuple):
     conditions: the condition of every image, with a leading axis of one.
     sampling: the sampling options of all images.
     window: tokens that a pass scores, for methods that have such a number.
+    official: whether the positions are drafted that the programs of the method draft, instead of
+      all.
   """
 
   model: Model
@@ -52,6 +54,7 @@ class Work(NamedTuple):
   conditions: Sequence[Any]
   sampling: Any
   window: int | None
+  official: bool = False
 
 
 class Loops(NamedTuple):
@@ -86,6 +89,8 @@ class Method(NamedTuple):
     check: raises ValueError for a model that the loops cannot decode.
     load: imports the clone, whose folder is given, or the package, and gives it the weights.
     best: further decoders here that its loops are compared with.
+    guidance_scale: of its programs, if they can be followed in it and in the positions that they
+      draft; else None.
   """
 
   url: str
@@ -97,6 +102,7 @@ class Method(NamedTuple):
   check: Callable[[Model], None]
   load: Callable[[Any, Work], Loops]
   best: tuple[str, ...] = ('corrected(iterations=4, window=64)',)
+  guidance_scale: float | None = None
 
 
 class Calls:

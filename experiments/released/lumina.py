@@ -1,9 +1,10 @@
 """Released Jacobi loops of Lumina-mGPT, for models like it with an end token per row.
 
 The model is written in the format of transformers, and the network of the clone loads it. What is
-changed, in memory only: CUDA events and devices become those of the CPU; the grammar of images,
-written for one vocabulary, is replaced by the model's; the loop drafts from the first token of an
-image to its last.
+changed, in memory only: CUDA events and devices become those of the CPU; attention is the network's
+`eager` one, because the other one needs CUDA; the grammar of images, written for one vocabulary, is
+replaced by the model's, without top-k; the loop drafts to the last token of an image, unless the
+options of its programs are asked for.
 
 PathSpec's loop of two paths cannot generate one token per pass, so its baseline is the other loop
 of the same clone.
@@ -28,6 +29,10 @@ from cspd_jax.models.early_fusion import EarlyFusionConfig
 from experiments import released
 from experiments.released import Calls, Loops, Method, Work
 
+# What the programs of all clones use: the guidance scale, and how many of the last positions of
+# rows with end tokens are not drafted. The programs subtract 10, and count from the three tokens
+# before the codes, start, height and width, which are of the prompt here.
+_GUIDANCE_SCALE, _LAST = 3.0, 13
 _JACOBI = dict(multi_token_init_scheme='random', prefix_token_sampler_scheme='speculative_jacobi')
 
 
@@ -112,12 +117,14 @@ class _Released(Published):
   def prepare(self, options: dict[str, Any]) -> None:
     """Gives the network the released loop, which calls its backbone once per forward pass."""
     self.net.__class__ = self.loop.renew_sampler(self.net.__class__)
+    config, backbone = self.model.config, self.net.model
+    end = (config.height * (config.width + 1) - _LAST if self.work.official
+           else self.model.num_tokens)
     self.net._init_new_params(
-        jacobi_loop_interval_l=0, jacobi_loop_interval_r=self.model.num_tokens,
+        jacobi_loop_interval_l=0, jacobi_loop_interval_r=end,
         max_num_new_tokens=self.work.window, seed=0, do_cfg=True,
         guidance_scale=float(self.work.sampling.guidance_scale),
         use_chameleon_tokenizer=False, **options)
-    config, backbone = self.model.config, self.net.model
     self.net.img_vocab = self.torch.arange(config.first_code, config.first_code + config.num_codes)
     backbone.__class__ = self.loop.renew_backbone(backbone.__class__)
 
@@ -200,7 +207,8 @@ def _load(loops: type[_Released], name: str, options: dict[str, Any], file: str,
 def _method(name: str, url: str, commit: str, sha256: str, file: str, window: int, ours: str,
             options: dict[str, Any], loops: type[_Released] = _Released) -> Method:
   return Method(url, commit, file, sha256, window, (ours,), check,
-                functools.partial(_load, loops, name, options, file))
+                functools.partial(_load, loops, name, options, file),
+                guidance_scale=_GUIDANCE_SCALE)
 
 
 METHODS = {

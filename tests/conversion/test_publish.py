@@ -186,6 +186,21 @@ def test_what_files_cannot_hold_is_said(tmp_path):
       lines)
 
 
+def test_tensors_that_came_in_and_do_not_go_out_are_named(tmp_path):
+  """CLIP's scale of logits: scores are cosines."""
+  _save(tmp_path / 'whole', 'clip', _CLIP)
+  (path,), lines = _publish('clip', tmp_path / 'whole', tmp_path / 'published')
+  assert not lines
+  file = path / 'model.safetensors'
+  tensors = safetensors.numpy.load_file(file) | {'logit_scale': np.ones((), np.float32)}
+  safetensors.numpy.save_file(tensors, file)
+  convert.convert_file('clip', path, tmp_path / 'model', note=lines.append)
+  assert lines == ['left out logit_scale, which this network does not have']
+  _, lines = _publish('clip', tmp_path / 'model', tmp_path / 'out')
+  assert lines == ['clip: the files that the model was converted from also had logit_scale, which '
+                   'these do not have']
+
+
 @pytest.mark.parametrize('to, source, name', [
     ('anole_text', 'emoji', 'text_tokenizer.json'), ('mar', 'mar_demo', 'checkpoint-last.pth')])
 def test_files_have_the_names_of_published_folders(to, source, name, tmp_path):
@@ -205,7 +220,8 @@ def test_files_have_the_names_of_published_folders(to, source, name, tmp_path):
     ('eagle_anole', 'emoji', 'eagle cannot be written as an EAGLE drafter for anole: num_tokens is '
                              '273, where such files mean 256; row_width is 17, '),
     ('nextstep', 'emoji_continuous', "guidance is 'linear', where such files mean 'constant'"),
-    ('lumina_mgpt', 'emoji', "(?s)no text part that can be written.*text: .*form is 'anole'")])
+    ('lumina_mgpt', 'emoji', r"(?s)\Atext cannot be written as .*: form is 'anole', where such "
+     r"files mean 'lumina_mgpt'\. --to=anole can hold this model\.\n  tokenizer: ")])
 def test_wrong_input_is_refused(to, source, message, tmp_path):
   if source == 'network':
     source = store.ASSETS / 'demo' / 'tokenizer'

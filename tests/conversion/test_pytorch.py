@@ -251,7 +251,7 @@ def test_lists_of_members_that_lie(tmp_path, fields, member):
   files.archive(tmp_path / 'x.pt', SOUND)
   _listed_as(tmp_path / 'x.pt', member, **fields)
   tracemalloc.start()
-  with pytest.raises(ValueError, match='not a complete PyTorch file'):
+  with pytest.raises(ValueError, match='not a complete PyTorch file|compressed or encrypted'):
     np.asarray(read.read(tmp_path / 'x.pt').tensors['a'])
   assert tracemalloc.get_traced_memory()[1] < 20 << 20
   tracemalloc.stop()
@@ -268,8 +268,8 @@ def test_sizes_of_64_bits(tmp_path):
 @pytest.mark.filterwarnings('ignore:Duplicate name')
 def test_members_of_other_names(tmp_path):
   sound = {'m/data/0': files.NUMBERS.tobytes()}
-  for members, message in (({'n/data.pkl': b'N.'}, '2 members data.pkl'),
-                           ({'m/byteorder': b'big'}, 'little-endian')):
+  for members, message in (({'n/data.pkl': b'N.'}, '2 members data.pkl.*download it again'),
+                           ({'m/byteorder': b'big'}, 'little-endian order; load it with a')):
     files.archive(tmp_path / 'x.pt', SOUND, sound | members)
     with pytest.raises(ValueError, match=message):
       read.read(tmp_path / 'x.pt')
@@ -280,14 +280,14 @@ def test_members_of_other_names(tmp_path):
   for name in ('m/other', 'm/mydata.pkl', 'm/n/data.pkl', 'data.pkl'):
     with zipfile.ZipFile(tmp_path / 'x.pt', 'w') as file:
       file.writestr(name, pickle.PROTO + b'\2' + SOUND + b'.')
-    with pytest.raises(ValueError, match='0 members data.pkl'):
+    with pytest.raises(ValueError, match=f'x.pt is a zip archive, which holds {name}; unpack it'):
       read.read(tmp_path / 'x.pt')
 
 
 def test_compressed_members_are_not_unpacked(tmp_path):
   files.archive(tmp_path / 'x.pt', SOUND, {'m/data/0': bytes(10**7)}, zipfile.ZIP_DEFLATED)
   assert (tmp_path / 'x.pt').stat().st_size < 20_000
-  with pytest.raises(ValueError, match=r"'m/data.pkl' is compressed or encrypted"):
+  with pytest.raises(ValueError, match=r"'m/data.pkl' is compressed or encrypted.*; load it with"):
     read.read(tmp_path / 'x.pt')
 
 
@@ -309,9 +309,9 @@ def test_series_without_their_storages(tmp_path, options):
 
 
 @pytest.mark.parametrize('content', [
-    b'', b'nothing', b'PK\3\4', pickle.dumps(3), pickle.dumps([1] * 99, 5), bytes(10**4),
-    pickle.dumps(0x1950a86a20f9469cfc6c) + pickle.dumps(1001) + pickle.dumps({}, 2) + b'N.N.'])
-def test_files_of_other_formats_are_refused(tmp_path, content):
+    b'', b'PK\3\4', bytes(10**4),
+    pickle.dumps(0x1950a86a20f9469cfc6c) + pickle.dumps(1001) + b'N.'])
+def test_damaged_files_are_to_be_downloaded_again(tmp_path, content):
   (tmp_path / 'x.pt').write_bytes(content)
   with pytest.raises(ValueError, match='x.pt: it is not a complete PyTorch file .*download it'):
     read.read(tmp_path / 'x.pt')

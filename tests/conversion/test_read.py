@@ -1,13 +1,19 @@
 """Reading weight files without torch; files of torch itself are in `TestPickles`."""
 
 import argparse
+import bz2
 import collections
 import contextlib
+import gzip
+import io
 import json
+import lzma
 import os
 import pathlib
 import pickle
+import re
 import sys
+import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -133,12 +139,107 @@ def test_files_of_other_formats_in_a_folder_are_named(tmp_path):
     (b'version https://git-lfs.github.com/spec/v1\noid sha256:', 'is a pointer of Git LFS'),
     (b'\0\5\x16\7\0\2\0\0Mac OS X', r'holds what macOS notes about another file \(AppleDouble\)'),
     (b'/annex/objects/SHA256E-s1--0.pt\n', 'is a pointer of git-annex'),
-    (b'\n<!DOCTYPE html><html>', 'is a page of a web site, not the file; download it again')])
+    (b'\n<!DOCTYPE html><html>', 'is a page of a web site, not the file; download it again'),
+    (b'{"error":"Access to model a/b is restricted"}',
+     'is the refusal of a model hub .*is restricted.*; accept the licence'),
+    (b'Access to model a/b is restricted and you are not', 'is the refusal of a model hub'),
+    (b'Entry not found', r'is the refusal of a model hub \(Entry not found\), not the file'),
+    (b'Invalid username or password.', 'is the refusal of a model hub .*run `hf auth login`'),
+    *((content, 'is compressed; unpack it') for content in (
+        gzip.compress(b'x'), bz2.compress(b'x'), lzma.compress(b'x'), b'7z\xbc\xaf\x27\x1c'))])
 def test_files_that_stand_for_others(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content)
   for source in {tmp_path / name, tmp_path} if 'model' in name else {tmp_path / name}:
     with pytest.raises(ValueError, match=f'{name} {message}'):
       read.read(source)
+
+
+_ARRAYS = {'a': np.arange(3, dtype=np.float32)}
+
+
+@pytest.mark.parametrize('save', [
+    lambda path, tensors: safetensors.numpy.save_file(tensors, path), torch_files.save])
+@pytest.mark.parametrize('name', [
+    'x.safetensors', 'x.pt', 'x.pth', 'x.ckpt', 'pytorch_model.bin', 'x.part', 'x.safetensors.part',
+    'x', 'consolidated.pth'])
+def test_the_content_of_a_file_decides_and_not_its_name(tmp_path, save, name):
+  save(tmp_path / name, _ARRAYS)
+  _assert_same(read.read(tmp_path / name).tensors, _ARRAYS)
+  if name in ('x.safetensors', 'pytorch_model.bin', 'consolidated.pth'):
+    _assert_same(read.read(tmp_path).tensors, _ARRAYS)
+
+
+def test_a_header_of_any_size_is_not_another_form(tmp_path):
+  """Its bytes are the first ones of the file."""
+  header = json.dumps({'a': {'dtype': 'F32', 'shape': [1], 'data_offsets': [0, 4]}}).encode()
+  size = int.from_bytes(b'\x1f\x8b\x08' + bytes(5), 'little')  # The first bytes of gzip.
+  (tmp_path / 'x.pt').write_bytes(
+      size.to_bytes(8, 'little') + header.ljust(size) + np.float32(2).tobytes())
+  _assert_same(read.read(tmp_path / 'x.pt').tensors, {'a': np.full(1, 2, np.float32)})
+
+
+def _zip(*names):
+  stream = io.BytesIO()
+  with zipfile.ZipFile(stream, 'w') as archive:
+    for name in names:
+      archive.writestr(name, 'x')
+  return stream.getvalue()
+
+
+@pytest.mark.parametrize('name', ['x.pt', 'x.safetensors', 'x.bin', 'x.gguf'])
+@pytest.mark.parametrize('content, message', [
+    (b'GGUF\3\0\0\0' + bytes(99), 'is GGUF, .* convert the safetensors or PyTorch files'),
+    (b'\x89HDF\r\n\x1a\n' + bytes(99), 'is HDF5, .*; save the weights as safetensors'),
+    (b'\x93NUMPY\1\0', 'is one array of NumPy; save'),
+    (bytes(257) + b'ustar', 'is a tar archive; unpack it'),
+    (_zip('m/config.json', 'm/model.safetensors'),
+     'is a zip archive, which holds m/config.json, m/model.safetensors; unpack it'),
+    (_zip('a.npy', 'b.npy'), r'is an archive of arrays of NumPy \(npz\); save them'),
+    (pickle.dumps({'a': 1}), 'is a pickle, which is a program and is not run; save the weights'),
+    (b'{"architectures": ["LlamaForCausalLM"]}', "is text, which begins with '{\"arch.*specify"),
+    (b'\x89PNG\r\n\x1a\n' + bytes(9), 'is a picture; specify')])
+def test_whole_files_of_other_forms_are_named(tmp_path, name, content, message):
+  (tmp_path / name).write_bytes(content)
+  with pytest.raises(ValueError, match=f'{name} {message}') as error:
+    read.read(tmp_path / name)
+  assert 'download it again' not in str(error.value)
+
+
+def test_a_folder_of_another_form_says_which(tmp_path):
+  (tmp_path / 'x.gguf').write_bytes(b'GGUF\3\0\0\0')
+  with pytest.raises(ValueError, match='x.gguf is GGUF'):
+    read.read(tmp_path)
+
+
+@pytest.mark.parametrize('name, message', [
+    ('__0_0.distcp', r'a checkpoint of torch.distributed.checkpoint.*format_utils dcp_to_torch'),
+    ('pytorch_model_fsdp_0/__1_0.distcp', 'of torch.distributed.checkpoint.*dcp_to_torch'),
+    ('zero_pp_rank_0_mp_rank_00_optim_states.pt', 'of DeepSpeed.*zero_to_fp32.py'),
+    ('bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt', 'of DeepSpeed.*zero_to_fp32.py'),
+    ('global_step10/mp_rank_00_model_states.pt', 'of DeepSpeed.*zero_to_fp32.py'),
+    ('actor/model_world_size_8_rank_3.pt', 'of FSDP, as verl .*python -m verl.model_merger merge')])
+def test_checkpoints_of_several_processes_are_to_be_merged(tmp_path, name, message):
+  (tmp_path / name).parent.mkdir(exist_ok=True)
+  torch_files.save(tmp_path / name, _ARRAYS)
+  is_whole = 'model_states' in name
+  for source in (tmp_path, tmp_path / name):
+    if source == tmp_path or not is_whole:
+      with pytest.raises(ValueError, match='merge the checkpoint first') as error:
+        read.read(source)
+      assert re.search(message, str(error.value))
+      assert (f', with {tmp_path / name}:' in str(error.value)) == (source == tmp_path)
+  if is_whole:  # Without a division of the weights.
+    _assert_same(read.read(tmp_path / name).tensors, _ARRAYS)
+    assert 'merge the checkpoint first' in read.incomplete(tmp_path / name)
+  safetensors.numpy.save_file(_ARRAYS, tmp_path / 'model.safetensors')
+  _assert_same(read.read(tmp_path).tensors, _ARRAYS)  # The merged weights lie there, too.
+
+
+def test_tensors_of_one_process_are_to_be_merged(tmp_path):
+  torch_files.archive(tmp_path / 'x.pt', torch_files.mapping({'a': torch_files.call(
+      torch_files.name('torch.distributed.tensor', 'DTensor'))}))
+  with pytest.raises(ValueError, match='a .torch.distributed.tensor.DTensor.; .*so merge its'):
+    read.read(tmp_path / 'x.pt')
 
 
 def test_sources_that_are_neither_files_nor_folders_are_refused(tmp_path):

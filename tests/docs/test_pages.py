@@ -175,6 +175,14 @@ def test_every_page_is_in_the_menu():
     assert page.relative_to(pages.ROOT / 'docs').as_posix() in menu, page
 
 
+def test_every_title_of_the_menu_stands_once():
+  """And the families are a group within another one, which is folded."""
+  menu = (pages.ROOT / 'mkdocs.yml').read_text().split('\nnav:\n')[1]
+  titles = re.findall(r'^ *- (".*?"|.*?):', menu, re.MULTILINE)
+  assert len(set(titles)) == len(titles)
+  assert len(re.findall(r'^ {10}- .*: families/', menu, re.MULTILINE)) == menu.count('families/')
+
+
 @pytest.mark.slow
 def test_chosen_decoders_exist():
   """Every decoder that the table of choices names can be built, and all are exact but one."""

@@ -51,6 +51,17 @@ def test_every_family_is_verified_by_tests():
     assert {'shapes', 'parity'} <= set(verified.of(target)), target
 
 
+@pytest.mark.parametrize('page', sizes.FILES)
+def test_pages_say_what_of_a_family_was_verified(page):
+  text = (tables.ROOT / 'docs' / 'families' / f'{page}.md').read_text()
+  line = re.search(r'\*\*\[Verified\].*?: (.*?), by', text, re.DOTALL)
+  target, _ = sizes.FILES[page]
+  said = ' '.join(line[1].split()).split(', ')
+  assert said == [level for level in verified.of(target) if level not in verified.OF_PUBLISHED]
+  none_yet = 'pictures; no pictures of its published weights exist yet.' in ' '.join(text.split())
+  assert none_yet == ('pictures' not in verified.of(target))
+
+
 @pytest.mark.parametrize('mark', verified.marks(), ids=lambda mark: f'{mark.path}:{mark.level}')
 def test_marked_tests_have_their_evidence(mark):
   text, words = _source(mark.path)

@@ -35,6 +35,9 @@ _RELEASED = [
     (['--repo={tmp}', '--method=lantern', '--model=demo'],
      'does not contain models/ea_model_llamagen.py'),
     (['--repo={tmp}', '--method=transformers'], 'transformers is a package; leave it out'),
+    (['--repo={tmp}', '--official', '--guidance_scale=2'], 'guidance_scale is 2 and official is'),
+    (['--method=transformers', '--official'], 'no options of its programs; leave it out, or choose '
+     'a method of: sjd, scd, scd_gumbel, sjd_pac, sjd_pp, paths.'),
     (['--method=transformers', '--num_images=1'], 'num_images is 1'),
     (['--method=transformers', '--quantize=int8'], "quantize is 'int8'"),
     (['--method=transformers', '--best=mc_jd'], "'mc_jd'"),

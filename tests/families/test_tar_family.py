@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 import cspd_jax
+from checkpoints_conversion import publish
 from cspd_jax import families
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.files import store
@@ -195,6 +196,30 @@ def test_options_of_loading_are_for_both_models(folder):
 
 
 ARGUMENTS = tar_files.ARGUMENTS
+
+
+@pytest.mark.parametrize('to, start, lines', [
+    ('ar_dtok', 'ar_dtok: ', [
+        'ar_dtok: the file holds the weights alone; the official program reads a .pth whose part',
+        f'ar_dtok: the files do not hold num_heads, which is {tar_files.AR_DTOK.num_heads}; convert'
+        f' them back with --num_heads={tar_files.AR_DTOK.num_heads}']),
+    ('ta_tok', 'ta_tok: ', [
+        'ta_tok: the file holds the weights alone; the official program reads a .pth whose part',
+        'ta_tok: the files do not hold normalized, which is True; convert them back with '
+        '--normalized=1',
+        'ta_tok: the files that the model was converted from also had '
+        'encoder.post_layernorm.bias, encode_task_layer.0.bias, scale_layer.shift, ... (5 tensors)'
+        ]),
+    ('tar', 'left out ', [
+        'left out a tokenizer file for tar, which published folders have, too: --to=tar_text '])])
+def test_what_the_files_of_tar_cannot_hold_is_said(folder, tmp_path, to, start, lines):
+  said = []
+  paths = [path for path, _ in publish.publish_model(
+      to, folder, tmp_path / 'out', note=said.append)]
+  for line in lines:
+    assert any(text.startswith(line) for text in said), line
+  assert sum(text.startswith(start) for text in said) >= len(lines)
+  assert paths[0].suffix == ('' if to == 'tar' else '.pth')
 
 
 @pytest.mark.parametrize('name, changes, message', [
