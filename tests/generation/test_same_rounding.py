@@ -4,6 +4,7 @@ And where they do not, images equal those of `vanilla(window=N)` bit for bit how
 """
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -249,6 +250,22 @@ def test_images_and_log_probabilities_are_those_of_vanilla_bit_for_bit(network, 
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.log_probs, want.log_probs)
     assert got.rounds.max() < want.rounds.min()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_whatever_the_options(network, dtype):
+  """They change probabilities, and not the logits that they are made of; ties flip soonest."""
+  model = dataclasses.replace(network, programs={}, params=jax.tree.map(
+      lambda leaf: leaf.astype(dtype), network.params))
+  # One program: the options are its arguments.
+  for temperature, scale, top_k, top_p in itertools.product(
+      (0.2, 1.0, 2.0), (1.5, 20.0), (5, 16), (0.5, 0.95)):
+    options = dict(temperature=temperature, guidance_scale=scale, top_k=top_k, top_p=top_p)
+    want, got = (decode(model.request([0, 1, 2], options, seed=3, decoder=decoder, pixels=False))
+                 for decoder in ('vanilla(window=5)', 'seed_exact(window=5)'))
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    np.testing.assert_array_equal(got.log_probs, want.log_probs)
 
 
 @pytest.mark.slow
