@@ -1246,7 +1246,6 @@ class Request:
 
   def batch(self, index: np.ndarray, num_new: int) -> Any:
     """Returns the checked result of the first `num_new` images of a batch."""
-    self.sampler.measure(self.condition, len(self._divisible(index)))
     decoded = batches.leading(jax.device_get(self.bound(index)()), num_new)
     return self.pick(index[:num_new]).check_result(decoded)
 
@@ -1284,10 +1283,11 @@ class Request:
 
     The result is not checked; it is arrays of the device, or NumPy arrays if there is a mesh.
     """
-    run = self.sampler.jitted()
+    run, whole = self.sampler.jitted(), self._divisible(index)
+    self.sampler.measure(self.condition, len(whole))
     if self.sampler.model.mesh is None:
       return functools.partial(run, *self.arguments(index))
-    arguments = self.arguments(self._divisible(index))
+    arguments = self.arguments(whole)
     return lambda: batches.leading(sharding.gathered(run(*arguments)), len(index))
 
   def compile(self, batch_size: int) -> float:
