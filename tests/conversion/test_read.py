@@ -146,7 +146,8 @@ def test_files_of_other_formats_in_a_folder_are_named(tmp_path):
     (b'Entry not found', r'is the refusal of a model hub \(Entry not found\), not the file'),
     (b'Invalid username or password.', 'is the refusal of a model hub .*run `hf auth login`'),
     *((content, 'is compressed; unpack it') for content in (
-        gzip.compress(b'x', mtime=0), bz2.compress(b'x'), lzma.compress(b'x'), b'7z\xbc\xaf\x27\x1c'))])
+        gzip.compress(b'x', mtime=0), bz2.compress(b'x'), lzma.compress(b'x'),
+        b'7z\xbc\xaf\x27\x1c'))])
 def test_files_that_stand_for_others(tmp_path, name, content, message):
   (tmp_path / name).write_bytes(content)
   for source in {tmp_path / name, tmp_path} if 'model' in name else {tmp_path / name}:
