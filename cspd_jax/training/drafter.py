@@ -303,21 +303,21 @@ def teacher(model: Model) -> Teacher:
   return model.teacher
 
 
-def fit(model: Model, state: TrainState, step: Callable, batch_of: Callable[[int], Any],
+def fit(target_params: Params, state: TrainState, step: Callable, batch_of: Callable[[int], Any],
         optimizer: OptimizerConfig, *arguments: Any) -> TrainState:
   """Runs `loop.run` with a `step` of the state, the batch and the target's parameters."""
   # The target is an argument: as a constant it would be compiled into the program.
   compiled = programs.jit(step, donate_argnums=0)
-  return loop.run(state, lambda state, batch: compiled(state, batch, model.params), batch_of,
+  return loop.run(state, lambda state, batch: compiled(state, batch, target_params), batch_of,
                   optimizer, *arguments)
 
 
-def evaluation(model: Model, measure: Callable, batches: Callable[[], Iterable[Any]]
+def evaluation(target_params: Params, measure: Callable, batches: Callable[[], Iterable[Any]]
                ) -> Callable[[Any], dict[str, float]]:
   """Returns the mean over batches of `measure(params, the target's, batch)`, by params."""
   compiled = programs.jit(measure)
   return lambda params: loop.mean_metrics(*zip(*(
-      (compiled(params, model.params, batch), len(batch[0])) for batch in batches())))
+      (compiled(params, target_params, batch), len(batch[0])) for batch in batches())))
 
 
 def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
@@ -331,12 +331,12 @@ def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
   optimizer = train_config.optimizer
   sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
   evaluate = evaluation(
-      model, lambda params, frozen, batch: measure(
+      model.params, lambda params, frozen, batch: measure(
           params, frozen, batch, config, target, sampling, recipe.num_depths),
       lambda: (with_conditions([part[i:i + _MEASURE_BATCH] for part in held_out])
                for i in range(0, len(held_out[0]), _MEASURE_BATCH)))
   average = fit(
-      model, init(config, train_config, target.ends, model.params),
+      model.params, init(config, train_config, target.ends, model.params),
       lambda state, batch, frozen: step(
           state, batch, frozen, config, train_config, target),
       lambda index: with_conditions(
