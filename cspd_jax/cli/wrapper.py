@@ -123,7 +123,7 @@ class Command:
     except flags.Error as error:
       name = 'config=FILE' if 'config' in str(error) else 'import=MODULE'
       raise ValueError(f'{error} Write --{name}.') from error
-    return values['config'].value if has_config else None, values['import'].value, rest
+    return values['config'].value if has_config else None, list(values['import'].value or ()), rest
 
   def _arguments(self, config: Any, words: Sequence[str]) -> list[Any]:
     groups = [group for group in (self._flags, config) if group is not None]

@@ -586,6 +586,14 @@ def _least_bytes(decoder: Decoder, request: Request) -> float:
   return 2 * rounds * memory.size(windows)
 
 
+def measured_by(recipe: CorrectorRecipe, model: Model) -> tuple[str, int]:
+  """Returns the decoder that `learn` predicts the acceptance of, and the length of its chain."""
+  recorder: Any = model.decoder(recipe.decoder)
+  length = recorder.drafter.layout.tree.num_nodes
+  return (f'corrected(corrector={recipe.role}, window={length + 1}, '
+          f'iterations={recipe.train.passes}, tree=chain())'), length
+
+
 def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None:
   """Samples the images that `workdir` does not hold yet, and records their windows."""
   for split in ('train', 'held_out'):

@@ -289,6 +289,13 @@ def images(recipe: DrafterRecipe, model: Model, split: str, workdir: pathlib.Pat
                          workdir / f'tokens_{split}')
 
 
+def measured_by(recipe: DrafterRecipe, model: Model) -> tuple[str, int]:
+  """Returns the decoder that `train` predicts the acceptance of, and the length of its chain."""
+  length = recipe.num_depths
+  return (f'medusa(length={length})' if recipe.kind == 'medusa' else
+          f'eagle(tree=chain({length}))'), length
+
+
 def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
   """Samples the images of all splits that `workdir` does not hold yet."""
   for split in ('train', 'held_out'):
@@ -298,8 +305,11 @@ def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
 def teacher(model: Model) -> Teacher:
   """Returns what drafters of a model learn from; raises ValueError if its family has none."""
   if model.teacher is None:
-    raise ValueError(f'target is {model.name!r}, a {model.family!r} model, which does not support '
-                     'drafters; use a model of discrete tokens.')
+    raise ValueError(
+        f'target is {model.name!r}, a {model.family!r} model, and this family has no teacher, from '
+        'which drafters learn; ' + (
+            'give its Model a families.Teacher.' if model.engine.name == 'discrete' else
+            'use a model of discrete tokens.'))
   return model.teacher
 
 

@@ -136,10 +136,7 @@ def train(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path
 
 def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> float:
   """Returns the tokens per forward pass of a decoder on images of other seeds."""
-  decoded = run_lib.decode(samples.request(
-      model, samples.prompts_of(model, recipe.prompts), recipe.num_measured_images,
-      samples.sampling(recipe, model), seed=(recipe.seed + 1) % 2**32, decoder=decoder,
-      max_batch_size=recipe.num_measured_images))
+  decoded = samples.decoded(recipe, model, decoder, recipe.num_measured_images)
   return acceptance.tokens_per_pass(decoded).mean
 
 

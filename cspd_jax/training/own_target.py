@@ -114,11 +114,13 @@ class _Sampler:
               key: jax.Array) -> list[Any]:
     """Returns what a decoder, or a recorder of one, returns for batches of `count` images."""
     size = min(self.batch_size, count)
-    if isinstance(decoder, Decoder):
-      decoder = programs.jit(decoder, label='the sampling of images', short_sums=True)
+    run: Any = decoder if not isinstance(decoder, Decoder) else programs.jit(
+        decoder, label='the sampling of images', short_sums=True)
+
     def batch(index):
-      return decoder(self.params, self.conditions(index), jax.random.fold_in(key, index[0]),
-                     self.sampling, draft_params)
+      return run(self.params, self.conditions(index), jax.random.fold_in(key, index[0]),
+                 self.sampling, draft_params)
+
     with progress.bar('sampling') as show:
       result = list(batches.each(batch, count, size, show))
     if not all(np.all(getattr(part, 'valid', True)) for part in result):
@@ -134,7 +136,8 @@ class _Sampler:
 def _feature_dim(target: Target, params: Params, condition: Condition, head: Head) -> int:
   """Returns the width of the target's features; raises ValueError if `head` does not read them."""
   features = jax.eval_shape(
-      lambda *args: target.prefill(*args, target.num_tokens), params, condition)[1]
+      lambda params, condition: target.prefill(params, condition, target.num_tokens), params,
+      condition)[1]
   if features is None:
     raise ValueError('head is given, but prefill of the target returns no features, which a local '
                      'network reads; return them, or leave head out for a neighbours network.')
@@ -154,10 +157,10 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
       config if num_steps is None else optimizer_lib.of_steps(config, num_steps))
   num_held_out = _held_out(num_images)
   batch = min(corrector_lib.LOCAL_TRAIN.optimizer.batch_size, num_held_out)
+  sizes = local_network.LocalConfig(
+      target.vocab_size, target.num_tokens, target.row_width, feature_dim=feature_dim)
   recipe = corrector_lib.CorrectorRecipe(
-      drafter=local_network.LocalConfig(
-          target.vocab_size, target.num_tokens, target.row_width, feature_dim=feature_dim),
-      plain=steps(corrector_lib.LOCAL_PLAIN),
+      drafter=sizes, plain=steps(corrector_lib.LOCAL_PLAIN),
       train=dataclasses.replace(
           corrector_lib.LOCAL_TRAIN, guidance_scales=(scale,), optimizer=dataclasses.replace(
               steps(corrector_lib.LOCAL_TRAIN.optimizer), batch_size=batch)),
@@ -177,7 +180,7 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
   with tempfile.TemporaryDirectory() as folder:
     params, _ = corrector_lib.learn(
         recipe, given, corrector_lib.init_local(recipe, near), pathlib.Path(folder))
-  return (local_network.corrector(recipe.drafter, ends), {**params, 'target': sampler.params})
+  return (local_network.corrector(sizes, ends), {**params, 'target': sampler.params})
 
 
 def _no_embedding(*args: Any) -> Any:
