@@ -84,7 +84,7 @@ def test_targets_of_one_s_own():
 
 
 @pytest.mark.parametrize('commands', [
-    ['inspect'], pytest.param(['generate', 'compare', 'tune', 'evaluate', 'train'],
+    ['inspect'], pytest.param(['generate', 'compare', 'tune', 'train'],
                               marks=pytest.mark.slow)])
 def test_commands_with_a_family_of_one_s_own(place, commands):
   """Each in a process of its own, where only the page's `--import` registers the family."""
@@ -95,7 +95,6 @@ def test_commands_with_a_family_of_one_s_own(place, commands):
     pages.run(block.text, pages.name(page), block.line, namespace)
   words = dict(inspect=[], generate=shlex.split(shell.text)[1:], compare=['--num_images=2'],
                tune=['--store=tuned', '--minutes=0.01', '--num_images=1'],
-               evaluate=['--num_images=2', '--decoder=vanilla,mc_sjd', '--metrics=rounds'],
                train=[])
   said = {}
   for command in commands:
@@ -110,7 +109,7 @@ def test_commands_with_a_family_of_one_s_own(place, commands):
   if 'inspect' in commands:
     assert 'cache of 1 image of 16 tokens' in said['inspect']
   else:
-    assert (place / 'runs' / 'sea' / '00000.png').exists()
+    assert list((place / 'runs' / 'sea').glob('*.png'))
     assert 'cspd-tune --import=bigram --model=beach' in said['generate']
     assert "'bigram'" in said['train'] and 'training.fit_corrector' in said['train']
 

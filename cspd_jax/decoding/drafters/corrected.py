@@ -61,8 +61,6 @@ def corrected(corrector: Corrector | None, window: int = 16, iterations: int | N
     num_corrected: number of positions that the corrector scores, by default the whole main chain.
       The positions after them keep the stale distributions.
   """
-  check_part('corrector', corrector, Corrector, _SOURCE)
-  assert corrector is not None
   check_size('window', window, 1)
   iterations = (4 if window >= 32 else 2) if iterations is None else iterations
   check_size('iterations', iterations, 1)
@@ -70,6 +68,8 @@ def corrected(corrector: Corrector | None, window: int = 16, iterations: int | N
   jacobi_lib.check_tree(window, tree)
   length = tree.main_length
   num_corrected = _checked_count(tree, num_corrected)
+  check_part('corrector', corrector, Corrector, _SOURCE)
+  assert corrector is not None
 
   def init(env, condition, rng, outcome):
     # First, because it refuses a target without features.
