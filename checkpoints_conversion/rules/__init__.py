@@ -35,8 +35,10 @@ def register(family: FileFamily) -> None:
 def get(name: str) -> FileFamily:
   """Looks up a family; raises ConversionError if no family has this name."""
   if name not in FAMILIES:
-    raise ConversionError(f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}'
-                          + naming.suggestion(name, FAMILIES, guesses.ALIASES))
+    raise ConversionError(
+        f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}; rules of your own '
+        'are registered by their module, which --import=MODULE imports first'
+        + naming.suggestion(name, FAMILIES, guesses.ALIASES))
   return FAMILIES[name]
 
 

@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cspd_jax.cli import imports
 from cspd_jax.core import fields as fields_lib
 
 _UNIONS = (typing.Union, types.UnionType)
@@ -205,9 +206,13 @@ def show(value: Any) -> str:
 
 
 def command_line(program: str, **flags: Any) -> str:
-  """Returns a command as it is typed in a shell; flags that are None or False are left out."""
-  words = [f'--{name}={shlex.quote(show(value))}' for name, value in flags.items()
-           if value is not None and value is not False]
+  """Returns a command as it is typed in a shell; flags that are None or False are left out.
+
+  It imports the modules that the running command has imported.
+  """
+  words = [f'--import={shlex.quote(module)}' for module in imports.MODULES]
+  words += [f'--{name}={shlex.quote(show(value))}' for name, value in flags.items()
+            if value is not None and value is not False]
   return ' '.join([program, *words])
 
 

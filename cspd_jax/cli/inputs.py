@@ -31,9 +31,13 @@ MEASURED = 'decoders are measured on one group of devices'
 def parts(texts: Sequence[str] | None) -> dict[str, Any]:
   """Returns folders of networks by role; raises ValueError unless each text is `ROLE=FOLDER`."""
   folders: dict[str, Any] = {}
-  roles = dict.fromkeys(role for family in families.FAMILIES.values() for role in family.roles)
+  known = lambda: dict.fromkeys(
+      role for family in families.FAMILIES.values() for role in family.roles)
   for text in texts or ():
     role, _, folder = text.partition('=')
+    if role not in (roles := known()):
+      families.load_installed()
+      roles = known()
     if role not in roles or not folder or role in folders:
       raise ValueError(f'parts holds {text!r:.80}; it must be ROLE=FOLDER, such as '
                        f'eagle=runs/eagle, once for each role of: {", ".join(roles)}.')

@@ -13,7 +13,8 @@ exit code 2, Ctrl-C with 130, and a bug with a traceback.
 
 A configuration file is Python with a function `get_config()` that returns a dataclass; it is run as
 it stands, so users must trust it. A file with several has `get_config(name)`, see `named`:
-`--config=FILE:NAME` passes the name.
+`--config=FILE:NAME` passes the name. `--import=MODULE`, which may be repeated, imports a module
+first: what it registers, such as a family or a decoder, the command finds by name. See `imports`.
 """
 
 import contextlib
@@ -33,7 +34,7 @@ from typing import Any, TypeVar
 import jax
 from absl import flags, logging
 
-from cspd_jax.cli import compiled, exits, fields
+from cspd_jax.cli import compiled, exits, fields, imports
 from cspd_jax.continuous import specification as continuous
 from cspd_jax.core import guesses, naming
 from cspd_jax.core.tracing import usual_promotion
@@ -85,7 +86,8 @@ class Command:
     if '--version' in words:
       print(f'cspd_jax {__version__}, jax {jax.__version__}')
       return 0
-    path, words = self._config_path(words)
+    path, modules, words = self._first(words)
+    imports.run(modules)
     if path is not None:
       config = load(path)
       self._check_kind(config)
@@ -110,16 +112,18 @@ class Command:
         error.args = (_as_flags(error.args[0], arguments), *error.args[1:])
       raise
 
-  def _config_path(self, words: Sequence[str]) -> tuple[str | None, list[str]]:
-    if self._config is None and self._defaults is None:
-      return None, list(words)
+  def _first(self, words: Sequence[str]) -> tuple[str | None, list[str], list[str]]:
+    """The configuration file, the modules to import, and the other words."""
     values = flags.FlagValues()
-    flags.DEFINE_string('config', self._config, 'Configuration file.', flag_values=values)
+    flags.DEFINE_multi_string('import', [], 'Modules to import.', flag_values=values)
+    if has_config := self._config is not None or self._defaults is not None:
+      flags.DEFINE_string('config', self._config, 'Configuration file.', flag_values=values)
     try:
       rest = values(['command', *words], known_only=True)[1:]
     except flags.Error as error:
-      raise ValueError(f'{error} Write --config=FILE.') from error
-    return values['config'].value, rest
+      name = 'config=FILE' if 'config' in str(error) else 'import=MODULE'
+      raise ValueError(f'{error} Write --{name}.') from error
+    return values['config'].value if has_config else None, list(values['import'].value or ()), rest
 
   def _arguments(self, config: Any, words: Sequence[str]) -> list[Any]:
     groups = [group for group in (self._flags, config) if group is not None]
@@ -202,6 +206,9 @@ class Command:
                   'unless its flag is passed.', '']
     elif self._defaults is not None:
       lines += ['--config=FILE or --config=FILE:NAME', f'    reads a configuration, {_TRUST}']
+    lines += ['--import=MODULE', *textwrap.wrap(
+        'imports a module first, such as a file of the current folder that registers a family; it '
+        f'is {_TRUST}', 96, initial_indent=' ' * 4, subsequent_indent=' ' * 4)]
     lines += ['--help, -h', '    prints this text', '--version', '    prints the version',
               '--debug', '    prints the traceback of an error']
     return '\n'.join(lines)

@@ -11,6 +11,8 @@ of these tokens and takes an hour. An EAGLE network, Medusa heads and a correcto
 sizes of the network follow from the model; --config names a Python file with a recipe instead.
 
 Samples images with the model, trains, and measures on held-out images (report.json in --workdir).
+At the end stands the acceptance per position that the training predicts, but for neighbours, which
+learns from tokens alone, beside the one that decoding measures on a few images.
 The network is stored in --output. Without it, a neighbours corrector becomes part of the model's
 folder; it is stored only if it gains more tokens per forward pass than what the model has. A
 stopped command resumes when it is repeated. The work folder stores its recipe and refuses another
@@ -30,10 +32,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import cspd_jax
-from cspd_jax import cli, families
+from cspd_jax import cli, families, metrics
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields
 from cspd_jax.files import atomic, paths, run_folder, store
+from cspd_jax.measure import tables
 from cspd_jax.training import (
   corrector,
   drafter,
@@ -56,6 +59,10 @@ _WINDOWS = 'corrected(corrector={by}, window={window}, iterations=2, tree=chain(
 # A decoder with each network, and those that a neighbours corrector must be better than.
 _DECODERS = dict(neighbours='corrected(corrector=neighbours)', local='corrected(corrector=local)',
                  corrector='corrected', eagle='eagle', medusa='medusa')
+# Images on which the acceptance is measured, and its table.
+_MEASURED = 16
+_ACCEPTANCE = {'position': '{position}', 'predicted': '{predicted:.3f}',
+               'measured': '{measured:.3f}', 'drafts tested': '{tested}'}
 _NEEDED = dict(dtype='float32', quantize=None, cache_dtype=None)
 
 
@@ -110,12 +117,21 @@ class Flags:
 
 def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
   """Returns a recipe with a model's sizes; ValueError if its family trains none of this kind."""
-  if model.teacher is None:
-    raise ValueError(f'model is {name!r}, a {model.family!r} model, for which nothing is trained; '
-                     'give a model of discrete tokens.')
+  family = families.FAMILIES[model.family]
+  if model.engine.name != 'discrete':
+    raise ValueError(f'model is {name!r}, a {model.family!r} model of continuous tokens, for which '
+                     'nothing is trained; give a model of discrete tokens.')
+  if kind == 'neighbours' and kind not in family.roles:
+    raise ValueError(
+        f'kind is {kind!r}, but the family {model.family!r} of model {name!r} has no role of this '
+        'name; add it to the roles and use it in build, or fit a corrector to the target alone '
+        'with cspd_jax.training.fit_corrector.')
+  if kind != 'neighbours' and model.teacher is None:
+    raise ValueError(
+        f'kind is {kind!r}, but the family {model.family!r} of model {name!r} has no teacher, from '
+        'which such networks learn; give its Model a families.Teacher, or train --kind=neighbours.')
   if kind == 'neighbours':
     return NeighboursRecipe(neighbours.sizes(model), target=name)
-  family = families.FAMILIES[model.family]
   if kind not in (trained := family.trained(model.config)):
     raise ValueError(f'kind is {kind!r}; for model {name!r} it must be one of '
                      f'{", ".join(trained)}.')
@@ -157,6 +173,38 @@ def _optimizer(config: OptimizerConfig, flags: Flags) -> OptimizerConfig:
   return config if flags.num_steps is None else optimizer_lib.of_steps(config, flags.num_steps)
 
 
+def acceptance(recipe: DrafterRecipe | CorrectorRecipe, model: cspd_jax.Model, params: Any,
+               figures: Mapping[str, float]) -> tuple[str, list[dict[str, Any]]]:
+  """Returns the acceptance that a training predicts per position of the window, beside another.
+
+  The other is what decoding measures on a few images of another seed, along a chain: a decoder,
+  in words, and for every position that `figures` predict the rates that a draft is accepted once
+  it is reached, and how many drafts were `tested`.
+  """
+  decoder, length = _RECIPES[type(recipe)].measured_by(recipe, model)
+  count = min(_MEASURED, recipe.num_held_out_images)
+  decoded = samples.decoded(recipe, _with(model, recipe, params), decoder, count)
+  accepted, tested = metrics.acceptance.by_depth(decoded, length)
+  positions = [int(name.removeprefix('overlap_')) for name in figures
+               if name.startswith('overlap_')]
+  rows = [dict(position=at, predicted=figures[f'overlap_{at}'], tested=int(tested[at - 1]),
+               measured=accepted[at - 1] / tested[at - 1] if tested[at - 1] else None)
+          for at in positions if at <= length]
+  return f'{decoder} on {count} images', rows
+
+
+def _with(model: cspd_jax.Model, recipe: Recipe, params: Any) -> cspd_jax.Model:
+  """The model with the trained network; its own parameters are not loaded again."""
+  family = families.FAMILIES[model.family]
+  kind = next(name for name, kind in family.roles['target'].items()
+              if isinstance(model.config, kind.config))
+  built = family.build(families.Parts(model.name, {
+      'target': store.Loaded(kind, model.config, model.params, {}),
+      _role(recipe): store.Loaded(recipe.kind, recipe.drafter, store.for_decoding(
+          recipe.kind, params), {})}, {}))
+  return dataclasses.replace(model, drafts=built.drafts, programs={})
+
+
 def _role(recipe: Recipe) -> str:
   return recipe.role if isinstance(recipe, CorrectorRecipe) else recipe.kind
 
@@ -183,16 +231,22 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
   with _opened(recipe, model, workdir) as (module, recipe):
     params, figures = module.train(recipe, model, workdir)
     passes = measured(recipe, params) if measured else {}
+    by, rates = ('', []) if isinstance(recipe, NeighboursRecipe) else acceptance(
+        recipe, model, params, figures)
     stored = not passes or max(passes, key=lambda name: passes[name]) == [*passes][-1]
     if stored:
       store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.bfloat16,
                  extra={'target': recipe.target})
       inputs.log_size(output)
     run_folder.Report(workdir, program=_PROGRAM).write(
-        settings=dataclasses.asdict(recipe), rows=[{**figures, **passes}], stored=stored)
+        settings=dataclasses.asdict(recipe), rows=[{**figures, **passes}], stored=stored,
+        **(dict(acceptance=rates, acceptance_of=by) if rates else {}))
     print(', '.join(f'{name.replace("_", " ")} {value:.4g}' for name, value in figures.items()))
     for name, value in passes.items():
       print(f'{name}: {value:.2f} tokens per forward pass')
+    if rates:
+      print(f'\nAcceptance by position, as the training predicts it, and measured with {by}:\n\n'
+            f'{tables.text(_ACCEPTANCE, rates, left=0)}\n')
     return stored
 
 
@@ -243,9 +297,9 @@ def main(recipe: Any, flags: Flags) -> None:
   run_folder.check(workdir, program=_PROGRAM)
   inputs.log_progress()
   model = inputs.model(loading)
+  recipe = recipe_for(model, name, role) if recipe is None else recipe
   if own:
     families.check_place(name, model.family, {role: role})
-  recipe = recipe_for(model, name, role) if recipe is None else recipe
   recipe = override(recipe, flags)
   measures = role == 'neighbours' and not flags.smoke
   if role != 'neighbours' and loading.mesh is not None:

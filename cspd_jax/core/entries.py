@@ -6,6 +6,7 @@ What both engines have in common: text sets the parameters of a function by its 
 
 import dataclasses
 import inspect
+import typing
 from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
@@ -79,8 +80,9 @@ class Entry:
   def _network(self) -> tuple[str, Networks]:
     """The name of the parameter that a network fills, and `networks`."""
     for name, parameter in inspect.signature(self.build, eval_str=True).parameters.items():
-      if name != 'target' and parameter.annotation in self.networks_of:
-        return name, self.networks_of[parameter.annotation]
+      for kind in (parameter.annotation, *typing.get_args(parameter.annotation)):
+        if name != 'target' and kind in self.networks_of:
+          return name, self.networks_of[kind]
     return '', _NONE
 
   def needs(self, part: Part) -> str | None:

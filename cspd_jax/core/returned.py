@@ -24,11 +24,16 @@ class ContractError(ValueError):
   """A function of a model, a drafter or a verifier returned a wrong result."""
 
 
-def check_part(name: str, value: Any, kind: type) -> None:
-  """Raises ValueError, saying what to pass, unless the argument `name` is a part of this kind."""
+def check_part(name: str, value: Any, kind: type, source: str | None = None) -> None:
+  """Raises ValueError, saying what to pass, unless the argument `name` is a part of this kind.
+
+  `source` is where such a part comes from, if that is not obvious, as advice.
+  """
   if isinstance(value, kind):
     return
   words, remedy = f'a {type(value).__name__}', f'it must be a {kind.__module__}.{kind.__name__}'
+  if source is not None:
+    remedy = f'{remedy}; {source}'
   if value is None or isinstance(value, str | int | float):
     words = f'{value!r:.60}'
   elif hasattr(value, 'target') and hasattr(value, 'params'):

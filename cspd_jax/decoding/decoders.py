@@ -265,8 +265,9 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
   return make_decoder(target, draft_jacobi(window, 'gumbel', initialization, tree), match())
 
 
-def corrected(target: Target, corrector: Corrector, window: int = 16, iterations: int | None = None,
-              tree: Tree | None = None, *, num_corrected: int | None = None) -> Decoder:
+def corrected(target: Target, corrector: Corrector | None = None, window: int = 16,
+              iterations: int | None = None, tree: Tree | None = None, *,
+              num_corrected: int | None = None) -> Decoder:
   """Windows of the target's last predictions, corrected by a cheap model.
 
   After a rejection these predictions are stale: the corrector scores the old and the new context
@@ -274,8 +275,9 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, iterations
 
   Args:
     target: the model whose distribution is sampled.
-    corrector: the cheap model, such as `drafters.from_network(network)`; its parameters are the
-      decoder's `draft_params`.
+    corrector: the cheap model, required: one that `cspd_jax.training.fit_corrector` has fitted to
+      the target, or such as `drafters.from_network(network)`. Its parameters are the decoder's
+      `draft_params`.
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
       several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
       tokens takes hardly longer, and 8 on a CPU, which computes each of them.
@@ -297,7 +299,7 @@ def corrected(target: Target, corrector: Corrector, window: int = 16, iterations
                       rejection())
 
 
-def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
+def corrected_seed_exact(target: Target, corrector: Corrector | None = None, window: int = 16,
                          iterations: int | None = None, tree: Tree | None = None, *,
                          num_corrected: int | None = None) -> Decoder:
   """Corrected windows under the noise of each position: the tokens of `vanilla(window=window)`.
@@ -308,8 +310,9 @@ def corrected_seed_exact(target: Target, corrector: Corrector, window: int = 16,
 
   Args:
     target: the model whose distribution is sampled.
-    corrector: the cheap model, such as `drafters.from_network(network)`; its parameters are the
-      decoder's `draft_params`.
+    corrector: the cheap model, required: one that `cspd_jax.training.fit_corrector` has fitted to
+      the target, or such as `drafters.from_network(network)`. Its parameters are the decoder's
+      `draft_params`.
     window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
       several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
       tokens takes hardly longer, and 8 on a CPU, which computes each of them.

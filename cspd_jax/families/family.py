@@ -1,6 +1,7 @@
 """The description of a model family, and the registry of families."""
 
 import functools
+import importlib.metadata
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from types import MappingProxyType
@@ -134,7 +135,8 @@ class Family(NamedTuple):
     name: its name in model folders.
     roles: by role, the kinds of networks that may have it, by name; 'target' is required, and
       'tokenizer' decodes tokens to pixels. Families that share a kind use the same `Kind`.
-    build: builds a model from networks; raises ValueError if they do not belong together.
+    build: builds a model from networks; raises ValueError if they do not belong together. A model
+      without a tokenizer, as `describe` builds it, generates tokens only.
     resize: `(networks by role, (rows, columns)) -> ` the same for another grid of tokens; None if
       the models generate images of one size.
     published: its published networks.
@@ -204,6 +206,10 @@ class Family(NamedTuple):
 
 
 FAMILIES: dict[str, Family] = {}
+# The group of entry points in which installed packages name their families.
+_GROUP = 'cspd_jax.families'
+_OWN = ('a family of your own is registered by its module, which you import first, in a command '
+        'with --import=MODULE')
 
 
 def register(family: Family) -> None:
@@ -222,18 +228,45 @@ def register(family: Family) -> None:
   FAMILIES[family.name] = family
 
 
+def load_installed(name: str | None = None) -> None:
+  """Registers the families of installed packages: all, or those whose entry point has this name.
+
+  A package names its families in the group `cspd_jax.families` of its entry points, each with a
+  module that registers it, or with its `Family`. One that cannot be imported raises ValueError.
+  """
+  for entry in importlib.metadata.entry_points(group=_GROUP):
+    if name not in (None, entry.name):
+      continue
+    try:
+      loaded = entry.load()
+    except Exception as error:  # It is any Python, and may fail in any way.
+      package = entry.dist.name if entry.dist else 'an unknown package'
+      raise ValueError(
+          f'the family {entry.name!r} of {package} cannot be imported from {entry.value} '
+          f'({type(error).__name__}: {error}); repair this package, or remove it.') from error
+    if isinstance(loaded, Family):
+      register(loaded)
+
+
 def get(name: str) -> Family:
-  """Returns the family of this name; raises ValueError if no family has this name."""
+  """Returns the family of this name; raises ValueError if none has it, installed ones included."""
   if name not in FAMILIES:
-    raise ValueError(f'family is {name!r:.80}; it must be one of: {", ".join(sorted(FAMILIES))}.')
+    load_installed(name)
+  if name not in FAMILIES:
+    raise ValueError(f'family is {name!r:.80}; it must be one of: {", ".join(sorted(FAMILIES))}; '
+                     f'{_OWN}.')
   return FAMILIES[name]
 
 
 def of_target(kind: str) -> Family:
   """Returns the family whose targets are networks of this kind; raises ValueError without any."""
-  for family in FAMILIES.values():
-    if kind in family.roles['target']:
-      return family
+  owner = lambda: next((family for family in FAMILIES.values() if kind in family.roles['target']),
+                       None)
+  if (family := owner()) is not None:
+    return family
+  load_installed()
+  if (family := owner()) is not None:
+    return family
   targets = sorted(kind for family in FAMILIES.values() for kind in family.roles['target'])
   raise ValueError(f'a {kind!r:.80} network is not a target, which a model requires; targets have '
-                   f'the kinds: {", ".join(targets)}.')
+                   f'the kinds: {", ".join(targets)}; {_OWN}.')

@@ -29,6 +29,23 @@ def accepted_length(decoded: Decoded) -> base.Value:
   return base.ratio(np.full(len(decoded.tokens), decoded.tokens.shape[1] - 1), decoded.rounds - 1)
 
 
+def by_depth(decoded: Decoded, length: int) -> tuple[np.ndarray, np.ndarray]:
+  """Returns how many drafts of a chain were accepted and tested, `[length]` each, by depth.
+
+  A draft is tested if all before it were accepted. The last token of an image may be a draft or
+  drawn by the target, so that its depth counts as neither.
+  """
+  depth = np.arange(1, length + 1)
+  accepted, tested = np.zeros(length, int), np.zeros(length, int)
+  for rounds in np.asarray(decoded.round_of_token):
+    committed = np.bincount(rounds)[1:, None]  # Per round after the prefill.
+    remaining = len(rounds) - 1 - np.cumsum(committed, axis=0) + committed
+    is_tested = (depth <= committed) & (depth < remaining)
+    tested += is_tested.sum(axis=0)
+    accepted += (is_tested & (depth < committed)).sum(axis=0)
+  return accepted, tested
+
+
 STEP_COMPRESSION = Metric(
     'step_compression', 'step compr.', '{:.2f}x',
     lambda sample, model: step_compression(sample.decoded),

@@ -22,7 +22,7 @@ the target with its tokenizer and drafters.
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -586,6 +586,14 @@ def _least_bytes(decoder: Decoder, request: Request) -> float:
   return 2 * rounds * memory.size(windows)
 
 
+def measured_by(recipe: CorrectorRecipe, model: Model) -> tuple[str, int]:
+  """Returns the decoder that `learn` predicts the acceptance of, and the length of its chain."""
+  recorder: Any = model.decoder(recipe.decoder)
+  length = recorder.drafter.layout.tree.num_nodes
+  return (f'corrected(corrector={recipe.role}, window={length + 1}, '
+          f'iterations={recipe.train.passes}, tree=chain())'), length
+
+
 def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None:
   """Samples the images that `workdir` does not hold yet, and records their windows."""
   for split in ('train', 'held_out'):
@@ -607,18 +615,11 @@ def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
 def init(recipe: CorrectorRecipe, model: Model) -> Params:
   """Returns the initial parameters: those of the model's EAGLE network of the same name and shape.
 
-  Further layers add 0 to the residual stream at first. A local network begins with the embedding
-  and the first layer of the model's neighbours network, as far as its own is as wide.
+  Further layers add 0 to the residual stream at first. A local network begins as `init_local`.
   """
   if isinstance(recipe.drafter, local.LocalConfig):
-    params = local.init(recipe.drafter, jax.random.key(recipe.seed))
-    if 'neighbours' in model.drafts:
-      pretrained = matrices.plain(model.drafts['neighbours'].params)
-      shared = lambda value, start: value.at[tuple(slice(size) for size in start.shape)].set(
-          start[tuple(slice(size) for size in value.shape)])
-      for name in ('embedding', 'hidden_0'):
-        params[name] = jax.tree.map(shared, params[name], pretrained[name])
-    return params
+    near = model.drafts.get('neighbours')
+    return init_local(recipe, near and matrices.plain(near.params))
   params = eagle.init(recipe.drafter, jax.random.key(recipe.seed))
   if 'eagle' not in model.drafts:
     return params
@@ -636,61 +637,116 @@ def init(recipe: CorrectorRecipe, model: Model) -> Params:
   return params
 
 
-def train_plain(recipe: CorrectorRecipe, model: Model, params: Params, workdir: pathlib.Path
+def init_local(recipe: CorrectorRecipe, near: Params | None) -> Params:
+  """Returns the initial parameters of a local network.
+
+  It begins with the embedding and the first layer of `near`, a neighbours network of the same
+  tokens, as far as its own is as wide.
+  """
+  assert isinstance(recipe.drafter, local.LocalConfig)
+  params = local.init(recipe.drafter, jax.random.key(recipe.seed))
+  if near is not None:
+    shared = lambda value, start: value.at[tuple(slice(size) for size in start.shape)].set(
+        start[tuple(slice(size) for size in value.shape)])
+    for name in ('embedding', 'hidden_0'):
+      params[name] = jax.tree.map(shared, params[name], near[name])
+  return params
+
+
+class Lessons(NamedTuple):
+  """What a network learns from.
+
+  Attributes:
+    target_params: the parameters of the target.
+    teacher: its functions; a local network reads only its head and its grammar.
+    sampling: sampling options of the distributions, without those that do nothing.
+    windows: recorded windows by split, 'train' and 'held_out'.
+    conditions: by split, the condition of every image.
+    images: whole images to begin with, as tokens `[N, T]`, an array `[N, ...]` of labels, and the
+      function from labels of a batch to its conditions; None begins with windows.
+  """
+
+  target_params: Params
+  teacher: Teacher
+  sampling: SamplingParams
+  windows: Mapping[str, Windows]
+  conditions: Mapping[str, Any]
+  images: tuple[np.ndarray, np.ndarray, Callable[[Any], Any]] | None
+
+
+def lessons(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> Lessons:
+  """Returns what the network of a recipe learns from; samples what `workdir` does not hold."""
+  splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
+  windows = {split: result for split, (result, _) in splits.items()}
+  of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
+  images = None
+  if recipe.plain is not None and recipe.kind == 'local':
+    images = of_windows(windows['train'])
+  elif recipe.plain is not None:
+    images = *_plain_images(recipe, model, workdir), functools.partial(batches.select, of_prompts)
+  return Lessons(
+      model.params, drafter_lib.teacher(model),
+      model.engine.drop_inactive(samples.sampling(recipe, model)), windows,
+      {split: batches.select(of_prompts, indices) for split, (_, indices) in splits.items()},
+      images)
+
+
+def of_windows(windows: Windows) -> tuple[np.ndarray, np.ndarray, Callable[[Any], Any]]:
+  """Returns the images of windows as those of `Lessons`, with their features as conditions."""
+  return windows.tokens, along(windows), lambda features: features
+
+
+def train_plain(recipe: CorrectorRecipe, given: Lessons, params: Params, workdir: pathlib.Path
                 ) -> Params:
   """Trains on whole images in `workdir` or continues; returns the average of the parameters."""
-  optimizer, teacher = recipe.plain, drafter_lib.teacher(model)
-  if optimizer is None:
+  optimizer = recipe.plain
+  if optimizer is None or given.images is None:
     return params
-  sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
-  if recipe.kind == 'local':
-    windows, _ = recorded(recipe, model, 'train', workdir)
-    tokens, labels, of_labels = windows.tokens, along(windows), lambda features: features
-  else:
-    tokens, labels = _plain_images(recipe, model, workdir)
-    of_labels = functools.partial(
-        batches.select, model.condition(samples.prompts_of(model, recipe.prompts)))
+  tokens, labels, of_labels = given.images
 
   def batch(index):
     images, chosen = loop.batch_of(tokens, labels, optimizer.seed, index, optimizer.batch_size)
     return images, of_labels(chosen)
 
   return drafter_lib.fit(
-      model, optimizer_lib.start(params, optimizer),
+      given.target_params, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: plain_step(
-          state, batch, frozen, recipe.drafter, optimizer, teacher, sampling),
+          state, batch, frozen, recipe.drafter, optimizer, given.teacher, given.sampling),
       batch, optimizer, recipe, workdir, 'plain').result
 
 
 def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
           ) -> tuple[Params, dict[str, float]]:
-  """Trains the corrector in `workdir` or continues.
+  """Trains the corrector in `workdir` or continues; samples and returns as `lessons` and `learn`.
+  """
+  return learn(recipe, lessons(recipe, model, workdir), init(recipe, model), workdir)
+
+
+def learn(recipe: CorrectorRecipe, given: Lessons, params: Params, workdir: pathlib.Path
+          ) -> tuple[Params, dict[str, float]]:
+  """Trains a network in `workdir` or continues; `params` are the initial parameters.
 
   Returns the moving average of the parameters, and its held-out metrics; the names of those before
   the training begin with 'before_'.
   """
-  splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
-  of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
-  conditions = {split: batches.select(of_prompts, indices)
-                for split, (_, indices) in splits.items()}
-  config, train_config, teacher = recipe.drafter, recipe.train, drafter_lib.teacher(model)
+  config, train_config, teacher, sampling = (
+      recipe.drafter, recipe.train, given.teacher, given.sampling)
   optimizer = train_config.optimizer
-  sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
   is_local = isinstance(config, local.LocalConfig)
   features = {split: along(windows) if is_local else None
-              for split, (windows, _) in splits.items()}
+              for split, windows in given.windows.items()}
   batch = lambda split, index, **order: batch_of(
-      splits[split][0], conditions[split], train_config, index, features=features[split], **order)
+      given.windows[split], given.conditions[split], train_config, index, features=features[split],
+      **order)
   evaluate = drafter_lib.evaluation(
-      model, lambda params, frozen, batch: measure(
+      given.target_params, lambda params, frozen, batch: measure(
           params, frozen, batch, config, train_config, teacher, sampling),
       lambda: (batch('held_out', index, in_order=True)
                for index in range(recipe.num_held_out_images // optimizer.batch_size)))
-  params = init(recipe, model)
   before = {f'before_{name}': value for name, value in evaluate(params).items()}
-  params = train_plain(recipe, model, params, workdir)
+  params = train_plain(recipe, given, params, workdir)
   average = drafter_lib.fit(
-      model, optimizer_lib.start(params, optimizer),
+      given.target_params, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: step(
           state, batch, frozen, config, train_config, teacher, sampling),
       lambda index: batch('train', index), optimizer, recipe, workdir, 'corrector',

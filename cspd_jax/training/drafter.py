@@ -289,6 +289,13 @@ def images(recipe: DrafterRecipe, model: Model, split: str, workdir: pathlib.Pat
                          workdir / f'tokens_{split}')
 
 
+def measured_by(recipe: DrafterRecipe, model: Model) -> tuple[str, int]:
+  """Returns the decoder that `train` predicts the acceptance of, and the length of its chain."""
+  length = recipe.num_depths
+  return (f'medusa(length={length})' if recipe.kind == 'medusa' else
+          f'eagle(tree=chain({length}))'), length
+
+
 def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
   """Samples the images of all splits that `workdir` does not hold yet."""
   for split in ('train', 'held_out'):
@@ -298,26 +305,29 @@ def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
 def teacher(model: Model) -> Teacher:
   """Returns what drafters of a model learn from; raises ValueError if its family has none."""
   if model.teacher is None:
-    raise ValueError(f'target is {model.name!r}, a {model.family!r} model, which does not support '
-                     'drafters; use a model of discrete tokens.')
+    raise ValueError(
+        f'target is {model.name!r}, a {model.family!r} model, and this family has no teacher, from '
+        'which drafters learn; ' + (
+            'give its Model a families.Teacher.' if model.engine.name == 'discrete' else
+            'use a model of discrete tokens.'))
   return model.teacher
 
 
-def fit(model: Model, state: TrainState, step: Callable, batch_of: Callable[[int], Any],
+def fit(target_params: Params, state: TrainState, step: Callable, batch_of: Callable[[int], Any],
         optimizer: OptimizerConfig, *arguments: Any) -> TrainState:
   """Runs `loop.run` with a `step` of the state, the batch and the target's parameters."""
   # The target is an argument: as a constant it would be compiled into the program.
   compiled = programs.jit(step, donate_argnums=0)
-  return loop.run(state, lambda state, batch: compiled(state, batch, model.params), batch_of,
+  return loop.run(state, lambda state, batch: compiled(state, batch, target_params), batch_of,
                   optimizer, *arguments)
 
 
-def evaluation(model: Model, measure: Callable, batches: Callable[[], Iterable[Any]]
+def evaluation(target_params: Params, measure: Callable, batches: Callable[[], Iterable[Any]]
                ) -> Callable[[Any], dict[str, float]]:
   """Returns the mean over batches of `measure(params, the target's, batch)`, by params."""
   compiled = programs.jit(measure)
   return lambda params: loop.mean_metrics(*zip(*(
-      (compiled(params, model.params, batch), len(batch[0])) for batch in batches())))
+      (compiled(params, target_params, batch), len(batch[0])) for batch in batches())))
 
 
 def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
@@ -331,12 +341,12 @@ def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
   optimizer = train_config.optimizer
   sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
   evaluate = evaluation(
-      model, lambda params, frozen, batch: measure(
+      model.params, lambda params, frozen, batch: measure(
           params, frozen, batch, config, target, sampling, recipe.num_depths),
       lambda: (with_conditions([part[i:i + _MEASURE_BATCH] for part in held_out])
                for i in range(0, len(held_out[0]), _MEASURE_BATCH)))
   average = fit(
-      model, init(config, train_config, target.ends, model.params),
+      model.params, init(config, train_config, target.ends, model.params),
       lambda state, batch, frozen: step(
           state, batch, frozen, config, train_config, target),
       lambda index: with_conditions(

@@ -136,10 +136,7 @@ def train(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path
 
 def tokens_per_pass(recipe: NeighboursRecipe, model: Model, decoder: str) -> float:
   """Returns the tokens per forward pass of a decoder on images of other seeds."""
-  decoded = run_lib.decode(samples.request(
-      model, samples.prompts_of(model, recipe.prompts), recipe.num_measured_images,
-      samples.sampling(recipe, model), seed=(recipe.seed + 1) % 2**32, decoder=decoder,
-      max_batch_size=recipe.num_measured_images))
+  decoded = samples.decoded(recipe, model, decoder, recipe.num_measured_images)
   return acceptance.tokens_per_pass(decoded).mean
 
 
@@ -160,19 +157,21 @@ def fit(config: neighbours.NeighboursConfig, train: NeighboursTrainConfig, token
   best, best_step, lowest, losses = None, 0, np.inf, list[float]()
   size = optimizer.batch_size
   parts = [held_out[i:i + size] for i in range(0, len(held_out), size)]
-  for done in range(1, optimizer.num_steps + 1):
-    batch, _ = batch_of(tokens, tokens, optimizer.seed, done - 1, size)
-    state = step(state, batch)
-    # With few images the best network is an early one.
-    is_early = done < train.evaluate_every and done & (done - 1) == 0
-    if done % train.evaluate_every and not is_early and done < optimizer.num_steps:
-      continue
-    losses.append(sum(float(loss(state.result, x)) * len(x) for x in parts) / len(held_out))
-    logging.info('step %d: %.4f nats per token of the held-out images', done, losses[-1])
-    if np.isfinite(losses[-1]) and losses[-1] <= lowest:
-      best, best_step, lowest = jax.tree.map(jnp.copy, state.result), done, losses[-1]
-    elif done - best_step >= train.patience * train.evaluate_every:
-      break
+  with progress.bar('fitting', 'step') as show:
+    for done in range(1, optimizer.num_steps + 1):
+      batch, _ = batch_of(tokens, tokens, optimizer.seed, done - 1, size)
+      state = step(state, batch)
+      show(done, optimizer.num_steps)
+      # With few images the best network is an early one.
+      is_early = done < train.evaluate_every and done & (done - 1) == 0
+      if done % train.evaluate_every and not is_early and done < optimizer.num_steps:
+        continue
+      losses.append(sum(float(loss(state.result, x)) * len(x) for x in parts) / len(held_out))
+      logging.info('step %d: %.4f nats per token of the held-out images', done, losses[-1])
+      if np.isfinite(losses[-1]) and losses[-1] <= lowest:
+        best, best_step, lowest = jax.tree.map(jnp.copy, state.result), done, losses[-1]
+      elif done - best_step >= train.patience * train.evaluate_every:
+        break
   if best is None:
     raise ValueError(f'train.optimizer.learning_rate is {optimizer.learning_rate}, with which the '
                      f'loss on the held-out images was never finite in {done} steps; use a lower '

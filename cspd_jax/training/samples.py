@@ -13,6 +13,7 @@ import numpy as np
 from cspd_jax.core import batches, fields, progress
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
+from cspd_jax.decoding.base import Decoded
 from cspd_jax.files import atomic, npz, reading, run_folder
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model, Request
@@ -194,3 +195,10 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
   with progress.bar('sampling') as show:
     decoded = run_lib.decode(chosen, show, folder)
   return np.asarray(decoded.tokens, np.int32), np.arange(count, dtype=np.int32) % len(texts)
+
+
+def decoded(recipe: Sampled, model: Model, decoder: str, count: int) -> Decoded:
+  """Returns what a decoder makes of images of another seed than a recipe's, to measure on."""
+  return run_lib.decode(request(
+      model, prompts_of(model, recipe.prompts), count, sampling(recipe, model),
+      seed=(recipe.seed + 1) % 2**32, decoder=decoder, max_batch_size=count))

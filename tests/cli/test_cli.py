@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from cspd_jax.cli import fields, inputs, wrapper
+from cspd_jax.cli import fields, imports, inputs, wrapper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -233,12 +233,61 @@ def test_log_lines_of_other_packages(path, capsys, monkeypatch):
   assert other == 'of orbax, 30' and own.startswith('wrote ') and own.endswith(' MB')
 
 
+@pytest.mark.parametrize('typed', ['one_module', 'one_module.py', 'folder/one_module.py'])
+def test_a_module_is_imported_first(path, tmp_path, monkeypatch, typed):
+  """Even before the configuration, which may use what it registers."""
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setattr(imports, 'MODULES', [])
+  monkeypatch.chdir(tmp_path)
+  for name in ('one_module', 'its_neighbour'):
+    monkeypatch.delitem(sys.modules, name, raising=False)
+  place = (tmp_path / typed).parent
+  place.mkdir(exist_ok=True)
+  (place / 'one_module.py').write_text('import its_neighbour')
+  (place / 'its_neighbour.py').write_text('LIMIT = 3')
+  (tmp_path / 'one_module').mkdir()  # A model may have the name of the module.
+  config = tmp_path / 'config.py'
+  config.write_text(config.read_text().replace('limit: int | None = 7', """limit: int | None = (
+      __import__('sys').modules['its_neighbour'].LIMIT)"""))
+  assert _changed(path, f'--import={typed}').limit == 3
+  assert fields.command_line('cspd-tune', model='x') == f'cspd-tune --import={typed} --model=x'
+  monkeypatch.delitem(sys.modules, 'its_neighbour')
+  assert _run(path)[0] == 2
+  assert fields.command_line('cspd-tune', model='x') == 'cspd-tune --model=x'
+
+
+@pytest.mark.parametrize('typed, message', [
+    ('=nothing', '--import=nothing: no module has this name, neither installed nor in {place}; '
+     'give one of {place}, such as config, fails, json, needs.'),
+    ('=nothing.inside', '--import=nothing.inside: no module has this name'),
+    ('=empty', '--import=empty: that is a folder without __init__.py, which registers nothing; '),
+    ('=no/such.py', '--import=no/such.py: no such file; give the path of a file that ends in .py.'),
+    ('=fails', '--import=fails cannot be imported: KeyError: 1.'),
+    ('=needs', "--import=needs cannot be imported: ModuleNotFoundError: No module named 'absent_"),
+    ('=json.py', 'has the name json; rename the file.'),
+    ('=a-b', '--import=a-b: a module has a name such as beach or package.beach'),
+    ('=', '--import=: a module has a name such as'), ('', 'Write --import=MODULE.')])
+def test_modules_that_cannot_be_imported(path, tmp_path, monkeypatch, capsys, typed, message):
+  monkeypatch.setattr(sys, 'path', [*sys.path])
+  monkeypatch.setattr(imports, 'MODULES', [])
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'empty').mkdir()
+  (tmp_path / 'fails.py').write_text('raise KeyError(1)')
+  (tmp_path / 'json.py').write_text('')
+  (tmp_path / 'needs.py').write_text('import absent_package')
+  code, seen = _run(path, f'--import{typed}')
+  err = capsys.readouterr().err
+  assert (code, seen, err.count('\n')) == (2, [], 1)
+  assert message.format(place=tmp_path) in err
+
+
 def test_help_lists_the_fields(path, capsys):
   assert _run(path, '--help', flags=Flags())[0] == 0
   out = capsys.readouterr().out
   assert out.startswith('The command line of programs')  # The docstring of the program.
   assert '--stage=all\n    what to do. (one of all, one)' in out
   assert '--rate=0.5\n    how fast it goes, in a sentence that is longer than a line.' in out
+  assert '--import=MODULE\n    imports a module first' in out
   assert '--inner.steps=1\n    of the inner loop.' in out and '--limit=7' in out
   assert f'with the values of {path}' in out
 

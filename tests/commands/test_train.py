@@ -1,6 +1,7 @@
 """`cspd-train`: sizes follow from the model, one command for every kind of network."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -38,6 +39,15 @@ def test_a_trained_drafter_drafts(llamagens, tmp_path, capsys, kind, decoder):
   np.testing.assert_array_equal(decode(decoder), decode('vanilla'))
   report = json.loads((tmp_path / 'work' / 'report.json').read_text())
   assert report['settings']['guidance_scale'] == 2, "the model's own"
+  if kind == 'neighbours':
+    assert 'acceptance' not in report
+  else:
+    first, *others = report['acceptance']
+    assert first['position'] == 1 and first['tested'] > 0 and others
+    # Few images, so that the measured rate has a large error; both are rates.
+    assert abs(first['predicted'] - first['measured']) < 5 * (0.25 / first['tested'])**0.5
+    assert first['predicted'] == report['rows'][0]['overlap_1']
+    assert f'measured with {report["acceptance_of"]}' in out and 'drafts tested' in out
   # Repeated, it has nothing left to train.
   assert _train(capsys, *words[:-1], f'--output={tmp_path}/again')[0] == 0
 
@@ -54,7 +64,7 @@ def test_sizes_fit_every_published_model(model):
 
 
 @pytest.mark.parametrize('words, message', [
-    (['--model=mar_demo'], "a 'mar' model, for which nothing is trained"),
+    (['--model=mar_demo'], "a 'mar' model of continuous tokens, for which nothing is trained"),
     (['--kind=draft'], 'one of neighbours, local, corrector, eagle, medusa'),
     (['--batch_size=99'], 'batch_size is 99'), (['--mesh=9x9'], 'which requires 81 devices'),
     (['--guidance_scale=nan'], 'guidance_scale is nan'),
@@ -80,6 +90,20 @@ def test_medusa_heads_are_for_families_that_have_them():
   with pytest.raises(ValueError, match="kind is 'medusa'; for model 'janus_pro_7b' it must be one "
                                        'of neighbours, local, eagle, corrector'):
     train.recipe_for(described, 'janus_pro_7b', 'medusa')
+
+
+@pytest.mark.parametrize('kind, message', [
+    ('neighbours', "the family 'tiny' of model {model!r} has no role of this name; .* or fit a "
+     'corrector to the target alone with cspd_jax.training.fit_corrector'),
+    ('eagle', "the family 'tiny' of model {model!r} has no teacher, from which such networks "
+     'learn; give its Model a families.Teacher, or train --kind=neighbours')])
+def test_families_that_do_not_teach(beach, tmp_path, monkeypatch, capsys, kind, message):
+  """It said "give a model of discrete tokens" of one."""
+  words = [f'--model={beach}', f'--kind={kind}', f'--workdir={tmp_path}/work']
+  for more in ([], ['--smoke']):
+    assert train.main(['cspd-train', *words, *more]) == 2
+    err = capsys.readouterr().err
+    assert re.search(message.format(model=str(beach)), err) and err.count('\n') == 1, err
 
 
 @pytest.fixture

@@ -4,8 +4,11 @@ In one file, so that all of it shares the models and what is compiled for them.
 """
 
 import importlib
+import os
 import re
 import shlex
+import subprocess
+import sys
 
 import matplotlib.pyplot as plt
 import pytest
@@ -78,6 +81,37 @@ def test_targets_of_one_s_own():
     pages.run(block.text, pages.name(page), block.line, namespace)
   assert namespace['transformer_target'].supports_trees
   assert not namespace['recurrent_target'].supports_trees
+
+
+@pytest.mark.parametrize('commands', [
+    ['inspect'], pytest.param(['generate', 'compare', 'tune', 'train'],
+                              marks=pytest.mark.slow)])
+def test_commands_with_a_family_of_one_s_own(place, commands):
+  """Each in a process of its own, where only the page's `--import` registers the family."""
+  page, namespace = pages.ROOT / 'docs' / 'family.md', {'__name__': 'page'}
+  family, _, save, shell = pages.blocks(page)[:4]
+  (place / 'bigram.py').write_text(family.text)
+  for block in (family, save):
+    pages.run(block.text, pages.name(page), block.line, namespace)
+  words = dict(inspect=[], generate=shlex.split(shell.text)[1:], compare=['--num_images=2'],
+               tune=['--store=tuned', '--minutes=0.01', '--num_images=1'],
+               train=[])
+  said = {}
+  for command in commands:
+    flags = [word for word in words[command] if word not in ('--import=bigram', '--model=beach')]
+    assert command != 'generate' or len(flags) == len(words[command]) - 2
+    result = subprocess.run(
+        [sys.executable, '-m', f'cspd_jax.commands.{command}', '--import=bigram', '--model=beach',
+         *flags], env=os.environ | {'PYTHONPATH': str(pages.ROOT)}, capture_output=True, text=True,
+        cwd=place)
+    said[command] = result.stdout + result.stderr
+    assert result.returncode == (2 if command == 'train' else 0), said[command]
+  if 'inspect' in commands:
+    assert 'cache of 1 image of 16 tokens' in said['inspect']
+  else:
+    assert list((place / 'runs' / 'sea').glob('*.png'))
+    assert 'cspd-tune --import=bigram --model=beach' in said['generate']
+    assert "'bigram'" in said['train'] and 'training.fit_corrector' in said['train']
 
 
 def test_nothing_is_left_out():

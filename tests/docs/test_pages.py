@@ -20,7 +20,7 @@ PROJECT = configparser.ConfigParser()
 PROJECT.read(pages.ROOT / 'setup.cfg')
 SCRIPTS = dict(line.split(' = ') for line in
                PROJECT['options.entry_points']['console_scripts'].strip().split('\n'))
-LANGUAGES = {'python', 'sh', 'text', 'json'}
+LANGUAGES = {'python', 'sh', 'text', 'json', 'toml'}
 # Programs that are not part of the package.
 TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git', 'bash', 'curl', 'openssl', 'cd'}
 
@@ -61,7 +61,7 @@ def _fields(command):
 
 def _flags(command):
   """The flags of an installed command."""
-  return _fields(command).keys() | {'config', 'help', 'debug'}
+  return _fields(command).keys() | {'config', 'import', 'help', 'debug'}
 
 
 def _check_values(command, words):

@@ -1,7 +1,9 @@
 """Models on disk, and a family that is not part of the package."""
 
+import importlib
 import json
 import shutil
+import sys
 
 import jax
 import numpy as np
@@ -9,6 +11,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax import families
+from cspd_jax.cli import inputs
 from cspd_jax.files import store
 from tests.families import tiny
 
@@ -25,6 +28,54 @@ def test_a_new_family_has_every_decoder_that_needs_no_drafts(beach):
       assert model.engine.guarantee(model.decoder(decoder)) in ('exact', 'seed-exact')
   relaxed = model.decoder('jacobi(window=4)+lantern_pp(lam=2)')
   assert model.engine.guarantee(relaxed) == 'bounded'
+
+
+@pytest.fixture
+def installed(beach, tmp_path, monkeypatch):
+  """Installs a package with a module and an entry point; the family is not registered yet."""
+  monkeypatch.delitem(families.FAMILIES, 'tiny')
+  for kind in ('tiny', 'palette'):
+    monkeypatch.delitem(store.KINDS, kind)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'of_beaches', raising=False)
+
+  def install(module, entry):
+    (tmp_path / 'of_beaches.py').write_text(module)
+    folder = tmp_path / 'beaches-1.0.dist-info'
+    folder.mkdir()
+    (folder / 'METADATA').write_text('Metadata-Version: 2.1\nName: beaches\nVersion: 1.0\n')
+    (folder / 'entry_points.txt').write_text(f'[cspd_jax.families]\n{entry}\n')
+    importlib.invalidate_caches()
+    return beach
+  return install
+
+
+@pytest.mark.parametrize('module, entry', [
+    ('from tests.families.tiny import FAMILY', 'tiny = of_beaches:FAMILY'),
+    ('from cspd_jax import families\nfrom tests.families import tiny\n'
+     'families.register(tiny.FAMILY)', 'tiny = of_beaches')])
+@pytest.mark.parametrize('part', ['', 'target'])
+def test_an_installed_family_is_found(installed, module, entry, part):
+  folder = installed(module, entry)
+  assert cspd_jax.load(folder / part).family == 'tiny'
+  assert inputs.parts(['tokenizer=x']) == {'tokenizer': 'x'}
+
+
+def test_an_installed_family_that_cannot_be_imported(installed):
+  folder = installed('import absent_package', 'tiny = of_beaches')
+  with pytest.raises(ValueError, match="the family 'tiny' of beaches cannot be imported from "
+                                       'of_beaches .ModuleNotFoundError: No module named .absent_'
+                                       'package..; repair this package, or remove it'):
+    cspd_jax.load(folder)
+  assert 'emoji' in families.shipped() and families.roles('emoji'), 'others are not affected'
+
+
+@pytest.mark.parametrize('part', ['', 'target'])
+def test_a_family_that_nobody_registered(installed, part):
+  folder = installed('', 'other = of_beaches')
+  with pytest.raises(ValueError, match='is registered by its module, which you import first, in a '
+                                       'command with --import=MODULE'):
+    cspd_jax.load(folder / part)
 
 
 def test_missing_drafts_are_named(beach):

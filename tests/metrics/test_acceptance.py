@@ -36,6 +36,17 @@ def test_counts():
       one_token_rounds=1.0)
 
 
+def test_by_depth():
+  """Chains of three drafts; the depth of an image's last token does not count."""
+  sizes = [[4, 2, 1], [1, 1, 1, 1, 3], [3, 4]]
+  rounds = np.array([np.repeat(range(len(one) + 1), [1, *one]) for one in sizes])
+  accepted, tested = acceptance.by_depth(decoded(sizes)._replace(round_of_token=rounds), 3)
+  # Of 4, all three; of 2, one of two; of 1 with one token left, none. Then four times one, and 3
+  # to the end: two. At last 3: two of three, and 4 to the end: three.
+  np.testing.assert_array_equal(tested, [2 + 5 + 2, 2 + 1 + 2, 1 + 0 + 2])
+  np.testing.assert_array_equal(accepted, [2 + 1 + 2, 1 + 1 + 2, 1 + 0 + 1])
+
+
 def test_one_token_image_has_no_rounds_to_average():
   assert values([[]]) == pytest.approx(dict(
       rounds=1.0, step_compression=1.0, tokens_per_pass=1.0, accepted_length=np.nan,

@@ -355,7 +355,8 @@ def test_whole_images_of_a_file(tmp_path):
   target = cspd_jax.load(recipe.target, dtype='float32')
   train_on = lambda tokens, name: np.savez(recipe.images, tokens=tokens) or jax.tree.leaves(
       corrector.train_plain(
-          recipe, target, corrector.init(recipe, target), tmp_path / name))
+          recipe, corrector.lessons(recipe, target, tmp_path / name),
+          corrector.init(recipe, target), tmp_path / name))
   tokens = np.arange(8 * 16).reshape(8, 16) % 16
   first, other = train_on(tokens, 'first'), train_on(tokens[:, ::-1], 'other')
   assert not all(map(np.array_equal, first, other))

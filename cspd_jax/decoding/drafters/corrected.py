@@ -27,6 +27,9 @@ from cspd_jax.decoding.drafters import jacobi as jacobi_lib
 from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
+_SOURCE = ('fit one to your target with corrector, draft_params = '
+           'cspd_jax.training.fit_corrector(target, params, condition, key), or, for a model of '
+           'cspd_jax.load, pass model.drafts["neighbours"].build(guided=True)')
 _ARRAYS = 6  # Arrays of the drafts' probabilities in one pass: stale and corrected, guided and cut.
 
 
@@ -42,7 +45,7 @@ class CorrectedState(NamedTuple):
   corrector: Any  # The corrector's own state.
 
 
-def corrected(corrector: Corrector, window: int = 16, iterations: int | None = None,
+def corrected(corrector: Corrector | None, window: int = 16, iterations: int | None = None,
               tree: Tree | None = None, num_corrected: int | None = None) -> Drafter:
   """Drafts from the target's last forward pass, corrected by a cheap model.
 
@@ -65,7 +68,8 @@ def corrected(corrector: Corrector, window: int = 16, iterations: int | None = N
   jacobi_lib.check_tree(window, tree)
   length = tree.main_length
   num_corrected = _checked_count(tree, num_corrected)
-  check_part('corrector', corrector, Corrector)
+  check_part('corrector', corrector, Corrector, _SOURCE)
+  assert corrector is not None
 
   def init(env, condition, rng, outcome):
     # First, because it refuses a target without features.
