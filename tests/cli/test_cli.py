@@ -138,6 +138,8 @@ def test_flags_beside_the_configuration(path):
 
 @pytest.mark.parametrize('words, message', [
     (['--nmae=1'], '--nmae is not a flag; did you mean --name?'),
+    (['--width=256'], 'load one that supports several with grid=(ROWS, COLUMNS) of tokens'),
+    (['--do_sample=false'], 'pass temperature=0, which is greedy with every decoder'),
     (['--qqqqqq=1'], 'flags are: name, fast, limit, names, pair, prompt, seed, rate, inner.steps'),
     (['--config.nmae=1'], 'did you mean --name?'), (['--name.x=1'], '--name.x is not a flag'),
     (['--prompt=None'], '--prompt is none already; leave it out'),

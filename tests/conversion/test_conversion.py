@@ -103,6 +103,7 @@ def test_weights_of_float8_are_refused_in_every_form(tmp_path, form):
 
 @pytest.mark.parametrize('arguments, message', [
     (dict(family_name='gpt'), "family is 'gpt'.*llamagen, llamagen_vq"),
+    (dict(family_name='chameleon'), "family is 'chameleon'.*; did you mean anole"),
     (dict(model='c2i_z'), "model is 'c2i_z'.*c2i_b_256"),
     (dict(model='c2i_b_256'), 'unexpected|mis-shaped'),
     (dict(model='c2i_b_256', options={'num_heads': 2}), 'num_heads: only without model'),
