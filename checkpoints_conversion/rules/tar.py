@@ -4,7 +4,7 @@ and AR-DTok in PyTorch files, which hold the name and the arguments of their cla
 import functools
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from checkpoints_conversion.rules import (
@@ -44,6 +44,18 @@ PRIOR_FIELDS: settings.Table = {
            'mm_vision_tower vision_tower_pretrained use_mm_proj mm_hidden_size '
            'mm_vision_select_layer mm_vision_select_feature mm_patch_merge_type'),
     **_all(settings.OF_TRAINING, 'use_pos_skipping pos_skipping_range max_sequence_length')}
+
+
+def _prior_assumed(config: Any, specified: Collection[str]) -> list[str]:
+  """Returns the assumptions; codes describe an image without being its tokens."""
+  lines = family.assumed_heads(config, specified)
+  if not {'height', 'width'} <= set(specified):
+    sides = ', '.join(f'{side}x{side}' for side in tar.SIDES)
+    lines.append(f'assumed {config.height}x{config.width} codes, which describe an image; '
+                 f'--height=ROWS --width=COLUMNS specify others of {sides}')
+  return lines
+
+
 _PRIOR_SAMPLING = {'temperature': 1.0, 'top_k': 1200, 'top_p': 0.95}
 PRIOR = language_models.of_presets(
     'tar', tar.PRIORS, fields=PRIOR_FIELDS, gemma=False, sampling=_PRIOR_SAMPLING,
@@ -51,6 +63,7 @@ PRIOR = language_models.of_presets(
     needed={'norm_eps': '"rms_norm_eps": 1e-06', 'rope_base': '"rope_theta": 1000000.0',
             'num_heads': '"num_attention_heads": 12'})._replace(
                 title='the language model of Tar', kind='tar_prior', model='tar',
+                assumed=_prior_assumed,
                 licence='Apache-2.0', hub={
                     'tar_1_5b': 'csuhan/Tar-1.5B', 'tar_7b': 'csuhan/Tar-7B'})
 

@@ -11,12 +11,14 @@ import safetensors.numpy
 
 from checkpoints_conversion import command, convert, rules
 from cspd_jax.commands import generate
-from tests.conversion import small
-from tests.families import published_files as files
+from tests.conversion import published_settings, small
+from tests.families import published_files as files, tar_files
 from tests.marks import representative
 
 CHAMELEON_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 10000.0, 'swin_norm': False}
 EMU3_SETTINGS = {'rms_norm_eps': 1e-5, 'rope_theta': 1e6, 'num_attention_heads': 2}
+TAR_SETTINGS = files.transformer_settings(published_settings.TAR, tar_files.PRIOR) | dict(
+    image_start_token_id=265, num_image_tokens=tar_files.CODES)
 
 
 @pytest.fixture
@@ -53,6 +55,9 @@ def _eagle(values):
      [_grid('4x32 tokens (64x512 pixels)')]),
     ('anole', small.ANOLE, CHAMELEON_SETTINGS, {'height': 4, 'width': 4}, []),
     ('emu3', small.EMU3, EMU3_SETTINGS, {}, [_grid('90x90 tokens (720x720 pixels)')]),
+    ('tar', tar_files.PRIOR, TAR_SETTINGS, {}, [
+        'assumed 27x27 codes, which describe an image; --height=ROWS --width=COLUMNS specify '
+        'others of 27x27, 13x13, 9x9']),
     ('llamagen', small.LLAMAGEN, None, {'image_size': 32, 'num_heads': 2}, []),
     ('eagle_llamagen', small.EAGLE, None, {'image_size': 32, 'num_heads': 2},
      [_eagle('norm_eps 1e-06')]),
