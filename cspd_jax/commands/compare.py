@@ -16,7 +16,8 @@ Writes to --output a grid of images per decoder (images_*.png), the forward pass
 token (acceptance.png), for continuous tokens what was accepted (accepted.png), bars of the work and
 the wall-clock time (speed.png), and all figures (report.json). The first images are written as soon
 as the first decoder has run, the bars at the end. Times are for one image at a time, without
-compilation; no more are taken once their error is small.
+compilation; no more are taken once their error is small. Of a model with a prior, whose passes are
+shown too, the decoders are those of the second model: the prior draws once for all of them.
 """
 
 import dataclasses
@@ -42,6 +43,7 @@ from cspd_jax.files import atomic, locks
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import defaults
 from cspd_jax.generation.model import Request
+from cspd_jax.generation.results import Generated
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import acceptance, paired as paired_lib, scenes
@@ -114,6 +116,7 @@ class CompareJob(NamedTuple):
   sampling: Any
   captions: list[str] | None = None  # The prompts as text, if what images show of them is scored.
   untimed: str | None = None  # The decoder that only shows its forward passes.
+  first: Generated | None = None  # What the model's prior drew, once for all decoders.
 
   @property
   def files(self) -> dict[str, str]:
@@ -154,11 +157,13 @@ def prepare(config: Config) -> CompareJob:
   if config.paired and model.handover is not None:
     raise ValueError('paired is True, but another program draws the pixels; leave it out.')
   captions = scenes.captions(model, prompts) if config.asked else None
-  condition = model.condition(prompts)
+  # The prior draws the same condition for all decoders.
+  first = None if model.prior is None else model.prior.generate(prompts, progress=False)
+  condition = model.condition(prompts if first is None else first.tokens)
   requests = {name: model.request(
       prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
       sampling=sampling, condition=condition) for name, specification in specifications.items()}
-  return CompareJob(config, model, requests, left_out, prompts, sampling, captions, untimed)
+  return CompareJob(config, model, requests, left_out, prompts, sampling, captions, untimed, first)
 
 
 def _check_choice(config: Config) -> None:
@@ -262,6 +267,9 @@ def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, A
         **metrics.entries(metrics.measure(
             metrics.select(model.engine.name, 'work', 'bound'), result.sample, model)),
         **_times(result, first),
+        **({} if job.first is None else dict(
+            prior_decoder=job.first.decoder, prior_tokens=job.first.tokens.shape[1],
+            prior_passes=float(job.first.decoded.rounds.mean()))),
         tokens_equal_baseline=first and bool(
             np.array_equal(decoded.tokens, first.sample.decoded.tokens)),
         compile_seconds=result.compile_seconds, images=images.get(name))
@@ -304,6 +312,8 @@ def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
              **metrics.columns([
                  metric for metric in metrics.select(model.engine.name, 'work')
                  if metric.name not in _HIDDEN])}
+  if of_prior := [row for row in entries if 'prior_passes' in row][:1]:
+    columns['of the prior'] = '{prior_passes:.1f}'
   if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
     columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
   if 'asked' in entries[0]:
@@ -319,6 +329,10 @@ def _table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
   text = tables.text(columns, [
       dict(row, equal=equal[row['tokens_equal_baseline']]) for row in entries])
   sentences = [acceptance.sentence(row) for row in entries if 'distribution' in row]
+  sentences += [
+      f'The prior drew its {row["prior_tokens"]} tokens once for all decoders, with '
+      f'{row["prior_decoder"]} in {row["prior_passes"]:.1f} passes, which the times do not include.'
+      for row in of_prior]
   sentences += [
       f'Projected for LlamaGen-XL on an NVIDIA H100 with as many tokens per pass: a pass of\n'
       f'{row["specification"]} takes {_PASS_ON_H100[row["specification"]]} times as long there as '

@@ -6,7 +6,7 @@
 Computed from shapes alone, with guidance: nothing is allocated or compiled. A round reads every
 weight once, and half of the cache on average. Of a folder or a shipped model, the networks that it
 has are listed; of a published size, those that are published or trained for it. `layers` are the
-target's own.
+target's own. Of a model with a prior both are shown, the prior first.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from cspd_jax.core import fields
 from cspd_jax.decoding.tree import MAX_NODES, chain
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import memory
+from cspd_jax.generation import engines, memory
 from cspd_jax.measure import tables
 
 # Images that a pass is traced with: the program has an instruction for each.
@@ -104,22 +104,38 @@ def main(config: Config) -> None:
   model = families.describe(config.model, dtype=config.dtype)
   inputs.check_tokens(config.model, model, 'discrete')
   report = Report(config.output, program='cspd-inspect')
+  roles = families.roles(config.model)
+  stages = {'': (model, roles)}
+  if model.prior is not None:
+    of_prior = None if roles is None else list(engines.of_prior(dict.fromkeys(roles)))
+    stages = {engines.PRIOR: (model.prior, of_prior), **stages}
+  conditions = {prefix: _condition(config, stage) for prefix, (stage, _) in stages.items()}
+  shown, caches = list[tables.Table](), dict[str, Any]()
+  for prefix, (stage, own_roles) in stages.items():
+    condition, target = conditions[prefix], stage.target(guided=True)
+    parts, passes = networks(stage, own_roles), rounds(stage, config, condition)
+    cache = 1e-9 * memory.cache_size(target, stage.params, condition, target.num_tokens)
+    if shown:
+      print()
+    if len(stages) > 1:
+      print(f'{"The prior" if prefix else "The model of its tokens"}, {stage.name}\n')
+    print(tables.text(_NETWORKS, parts, left=1))
+    print(f'\ncache of {config.batch} image{"s"[:config.batch != 1]} of {stage.num_tokens} tokens'
+          f'{" of the prior" if prefix else ""}: {cache:.3g} GB\n')
+    print(tables.text(_ROUNDS, passes, left=0))
+    caches[f'{prefix}cache_gigabytes'] = cache
+    shown += [tables.Table(f'{prefix}networks', _NETWORKS, parts),
+              tables.Table(f'{prefix}rounds', _ROUNDS, passes)]
+  report.write(settings=dataclasses.asdict(config), **caches, **tables.entries(shown))
+
+
+def _condition(config: Config, model: cspd_jax.Model) -> Any:
+  """Returns the described condition of a model's images."""
   describe = families.FAMILIES[model.family].published.condition
   if describe is None:
     raise ValueError(f'model is {config.model!r}, whose family {model.family!r} does not describe '
                      'its conditions; register them as Published.condition.')
-  condition = describe(model.config, config.batch)
-  parts = networks(model, families.roles(config.model))
-  passes = rounds(model, config, condition)
-  target = model.target(guided=True)
-  cache = 1e-9 * memory.cache_size(target, model.params, condition, target.num_tokens)
-  print(tables.text(_NETWORKS, parts, left=1))
-  print(f'\ncache of {config.batch} image{"s"[:config.batch != 1]} of {model.num_tokens} tokens: '
-        f'{cache:.3g} GB\n')
-  print(tables.text(_ROUNDS, passes, left=0))
-  report.write(
-      settings=dataclasses.asdict(config), cache_gigabytes=cache, **tables.entries([
-          tables.Table('networks', _NETWORKS, parts), tables.Table('rounds', _ROUNDS, passes)]))
+  return describe(model.config, config.batch)
 
 
 if __name__ == '__main__':

@@ -11,11 +11,16 @@ from PIL import Image
 import cspd_jax
 from checkpoints_conversion import publish
 from cspd_jax import families
-from cspd_jax.commands import generate as generate_command
+from cspd_jax.commands import (
+  compare as compare_command,
+  generate as generate_command,
+  inspect as inspect_command,
+)
 from cspd_jax.files import store
 from cspd_jax.models import eagle, tar
 from cspd_jax.text import bpe, templates
 from tests.conversion import torch_files
+from tests.experiments import calls
 from tests.families import published_files, tar_files
 
 pytest.importorskip('tokenizers')
@@ -75,6 +80,37 @@ def test_files_become_pictures_by_four_commands(folder, tmp_path, capsys):
   assert report['guarantee'] == 'seed-exact'
   assert not generate_command.main(arguments)
   assert 'are complete' in capsys.readouterr().out
+
+
+def test_both_models_are_inspected(folder, tmp_path, capsys):
+  result = calls.call(inspect_command.main, capsys, tmp_path / 'out', f'--model={folder}',
+                      '--window=1')
+  assert result.code == 0, result.err
+  prior, last = (result.out.index(text) for text in (
+      'cache of 1 image of 81 tokens of the prior: ', 'cache of 1 image of 16 tokens: '))
+  assert result.out.startswith('The prior, ') and prior < last
+  assert prior < result.out.index('The model of its tokens, ') < last
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  shown = {table['title']: [report['rows'][i] for i in table['rows']] for table in report['tables']}
+  parts = store.load(folder / 'prior').params, store.load(folder / 'target').params
+  sizes = [sum(leaf.size for leaf in jax.tree.leaves(params)) for params in parts]
+  assert list(shown) == ['prior_networks', 'prior_rounds', 'networks', 'rounds']
+  assert shown['prior_networks'][0]['parameters'] == sizes[0] < sizes[0] + sizes[1]
+  assert [row['network'] for row in shown['prior_networks']] == ['target', 'eagle', 'layers']
+  assert report['prior_cache_gigabytes'] != report['cache_gigabytes']
+
+
+@pytest.mark.slow
+def test_a_comparison_has_the_passes_of_both_models(folder, tmp_path, capsys):
+  result = calls.call(
+      compare_command.main, capsys, tmp_path / 'out', f'--model={folder}', '--prompt=a cat',
+      '--decoder=vanilla,seed_exact(window=4)', '--budget=1e-3')
+  assert result.code == 0, result.err
+  rows = json.loads((tmp_path / 'out' / 'report.json').read_text())['rows']
+  expected = cspd_jax.load(folder).prior.generate(['a cat'])
+  assert [row['prior_passes'] for row in rows] == [expected.decoded.rounds.mean()] * 2
+  assert 'of the prior' in result.out and 'The prior drew its 81 tokens once' in result.out
+  assert rows[0]['rounds'] == 16 >= rows[1]['rounds']
 
 
 @pytest.mark.slow
