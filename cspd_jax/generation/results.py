@@ -163,9 +163,9 @@ class Generated:
       return self.png(index)
     texts = {name: value if isinstance(value, str) else json.dumps(value)
              for name, value in self.metadata(index).items()}
-    return safetensors.numpy.save(
+    return _in_order(safetensors.numpy.save(
         {name: np.ascontiguousarray(value[index:index + 1])
-         for name, value in self.handed.items()}, metadata=texts)
+         for name, value in self.handed.items()}, metadata=texts))
 
   def png(self, index: int) -> bytes:
     """Encodes one image as PNG, with `metadata` as its text; ValueError without pixels."""
@@ -255,6 +255,14 @@ def texts_of_file(path: pathlib.Path) -> dict[str, Any]:
   if path.suffix == '.png':
     return reading.texts_of_picture(path, atomic.REMAKE, needed=('passes',))
   return reading.texts_of_arrays(path, atomic.REMAKE, needed=('passes',))
+
+
+def _in_order(content: bytes) -> bytes:
+  """Sorts the header of a safetensors file, whose order is random: equal results, equal files."""
+  size = int.from_bytes(content[:8], 'little')
+  header = json.dumps(json.loads(content[8:8 + size]), sort_keys=True).encode()
+  header += b' ' * (-len(header) % 8)
+  return len(header).to_bytes(8, 'little') + header + content[8 + size:]
 
 
 def to_bytes(images: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """`experiments.decoders` on a tiny model: overhead, a queue, and what may differ by rounding."""
 
 import json
+import types
 
 import numpy as np
 import pytest
@@ -57,10 +58,17 @@ def test_rounding_counts_the_images_and_tokens_that_differ(monkeypatch):
             'vanilla(window=9)': np.zeros((4, 5), int)}
   tokens['vanilla'][1, 2:] = tokens['vanilla(window=9)'][:2, 4] = 1
   bench = Bench.__new__(Bench)
-  bench.model = type('M', (), dict(params=np.zeros(1, np.float16)))
+  bench.model, bench.batch_size = type('M', (), dict(params=np.zeros(1, np.float16))), 2
+  log_probs = {name: np.zeros((4, 5), np.float32) for name in tokens}
+  log_probs['seed_exact'][2, 3] = 1e-30
   monkeypatch.setattr(Bench, 'baseline', 'vanilla')
   monkeypatch.setattr(decoders, '_same_shapes', lambda bench, text: 'vanilla(window=9)')
-  monkeypatch.setattr(bench, 'sample', lambda name: type('S', (), dict(tokens=tokens[name])))
+  of = lambda **fields: types.SimpleNamespace(**fields)
+  monkeypatch.setattr(bench, 'sample', lambda name: of(
+      tokens=tokens[name], decoded=of(log_probs=log_probs[name])))
+  monkeypatch.setattr(bench, 'check', lambda text: of(drafter=of(tree=of(num_nodes=8))))
+  monkeypatch.setattr(bench, 'request', lambda text: of(sampler=of(guarantee='seed-exact')))
   assert decoders.rounding(bench, 'seed_exact', 1) == dict(
-      dtype='float16', decoder='seed_exact', same_shapes='vanilla(window=9)', num_tokens=20,
+      dtype='float16', decoder='seed_exact', window=9, batch_size=2, guarantee='seed-exact',
+      log_probs_in_window=0.05, same_shapes='vanilla(window=9)', num_tokens=20,
       images=0.25, tokens=0.15, images_in_window=0.5, tokens_in_window=0.1)

@@ -67,9 +67,13 @@ def test_saved_images_tell_how_they_were_made(generated, tmp_path):
   assert text['prompt'] == 'sky' and text['seed'] == '3' and text['number'] == '1'
   assert text['decoder'] == 'seed_exact(window=4)' and 'guidance_scale' in text['sampling']
   assert jax.__version__ in text['software']
-  with pytest.raises(ValueError, match='holds 00000_sea_seed3.png already'):
+  content = paths[0].read_bytes()
+  assert generated.save(tmp_path / 'out') == paths  # The same images, once more.
+  paths[0].write_bytes(b'another picture')
+  with pytest.raises(ValueError, match='holds another 00000_sea_seed3.png already'):
     generated.save(tmp_path / 'out')
   generated.save(tmp_path / 'out', overwrite=True)
+  assert paths[0].read_bytes() == content
   (tmp_path / 'file').write_text('')
   with pytest.raises(ValueError, match='cannot be written'):
     generated.save(tmp_path / 'file')

@@ -258,7 +258,7 @@ FLAGS = {
         ('--source=~nobody_here/x', 'cannot be a path'), ('--dtype=int4', 'one of float32'),
         ('--source={tmp}/none.safetensors', 'there is no such file'), ('--family=gpt', 'gpt'),
         ('--model=c9_xl', 'published'),
-        ('--source={tmp}/text.safetensors', 'not a complete safetensors file'),
+        ('--source={tmp}/text.safetensors', 'is text, which begins with'),
         ('--source={tmp}/model', 'a folder without'),
         ('--num_heads=x', 'it must be a whole number')]}
 # The tiny model loads fast.
