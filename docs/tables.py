@@ -48,13 +48,13 @@ def _compiled(model: str, measured: str) -> str:
 
 
 # The reports on seed-exact decoders: the model, dtype, images, images at once, and windows.
-_WINDOWS = 4, 7, 8, 12, 16, 20, 32, 64
 ROUNDING = {
-    **{f'rounding_{model}_{dtype}': (model, dtype, 4, 4, _WINDOWS)
-       for model in ('emoji', 'demo') for dtype in ('float32', 'bfloat16')},
-    **{f'rounding_{model}_bfloat16_8': (model, 'bfloat16', 12, 1, (8,))
-       for model in ('emoji', 'demo')},
-    **{f'rounding_{model}_16': (model, 'float32', 16, 16, (8, 20)) for model in ('emoji', 'demo')}}
+    f'rounding_{model}_{name}': (model, *options) for model in ('emoji', 'demo')
+    for name, options in {
+        'float32': ('float32', 4, 4, (4, 7, 8, 12, 16, 20, 32, 64)),
+        '16': ('float32', 16, 16, (8,)), 'bfloat16': ('bfloat16', 4, 4, (7, 8, 16, 20)),
+        'bfloat16_8': ('bfloat16', 12, 1, (8,))
+    }.items()}
 
 
 def _of_rounding(model: str, dtype: str, count: int, size: int, windows: Sequence[int]) -> str:
@@ -456,10 +456,9 @@ def _products(_: pathlib.Path) -> str:
 def _rounding(_: pathlib.Path) -> str:
   """How many images and log-probabilities of seed-exact decoders differ from the baselines'."""
   cells: dict[tuple, list[dict]] = {}
-  for name in ROUNDING:
-    content = _content(_path(name))
-    for row in content['rows']:
-      cell = (content['settings']['model'], row['dtype'], content['num_images'], row['batch_size'],
+  for name, (model, _, count, *_) in ROUNDING.items():
+    for row in _rows(name):
+      cell = (model, row['dtype'], count, row['batch_size'],
               row['decoder'].partition('(')[0])
       cells.setdefault(cell, []).append(row)
   rows = []
