@@ -19,7 +19,7 @@ def rows() -> list[dict]:
   """Returns vanilla and the verifiers of the tree, exact ones first, then by distance."""
   found = {}
   for name in _REPORTS:
-    content = json.loads((ROOT / 'reports' / f'{name}.json').read_text('utf-8'))
+    content = json.loads((ROOT / 'reports' / f'{name}.json').read_text(encoding='utf-8'))
     for row in content['rows']:
       drafter, _, verifier = row['decoder'].partition('+')
       # Ours, not with residuals or limits of released code.
