@@ -34,20 +34,17 @@ def weights(part):
   return {name.removeprefix('transformer/'): jnp.float32(x) for name, x in arrays.items()}
 
 
-# ---- The decoders ------------------------------------------------------------------------------
-#
-# They see the model as a function `score(cache, tokens, start) -> p, cache`. `tokens` are token
-# number `start` of the image, the last final one, and guesses for those after it. Row `i` of `p` is
-# the model's distribution of token number `start + 1 + i`, if the tokens up to number `start + i`
-# are right. `begin` is `p` for token 0, and the cache after the prompt. Every decoder returns the
-# tokens and the number of forward passes, that of the prompt included.
+# Decoders see the model as a function `score(cache, tokens, start) -> p, cache`. `tokens` are the
+# last final token, number `start` of the image, and guesses for those after it; row `i` of `p` is
+# the distribution of token number `start + 1 + i`, if the tokens before it are right. `begin` is `p`
+# for token 0, and the cache after the prompt. A decoder returns the tokens of an image and the
+# number of forward passes, that of the prompt included.
 
 
 def vanilla(score, begin, length, noise):
   """Draws one token per forward pass.
 
-  Drawing is a race: with exponential noise E(x), the token with the largest p(x) / E(x) is token x
-  with probability p(x). `noise` has a row for each token of the image.
+  With exponential noise E, token x has the largest p(x) / E(x) with probability p(x).
   """
   p, cache = begin
   tokens, passes = [race(p, noise[0])], 1
@@ -137,11 +134,10 @@ def corrected(score, begin, length, rng, corrector, window=WINDOW, iterations=3)
   """A corrected window: MC-SJD whose stale distributions a cheap model corrects.
 
   Behind the first rejected draft, p is stale: the right model's answer in a slightly wrong context.
-  The cheap model answers in both contexts, the old and the new, and where its answers differ, the
-  stale one is moved by their difference. `corrector(tokens, first, count)` returns its
-  distributions of the `count` tokens from number `first` on; each may depend on the tokens before
-  it only, on which the proof of exactness rests: q is the true distribution of a draft, given the
-  drafts before it. See docs/corrected_windows.md.
+  The cheap model answers in both contexts, and p is moved by the difference of its answers.
+  `corrector(tokens, first, count)` returns its distributions of tokens number `first` and later,
+  each from the tokens before it alone. So q is the true distribution of a draft, given the drafts
+  before it, which makes the test exact. See docs/corrected_windows.md.
   """
   p, cache = begin
   tokens, passes = [draw(rng, p)], 1
@@ -233,16 +229,13 @@ def position_noise(key, count, vocabulary):
   return np.asarray(jax.vmap(row)(jnp.arange(count, dtype=jnp.uint32)))
 
 
-# ---- The model ---------------------------------------------------------------------------------
-
-
 @jax.jit
 def forward(w, cache, tokens, slot, padding):
   """Returns logits `[n, V]` after tokens `[2, n]`, the first of number `slot`, and the new cache.
 
-  The two rows are the streams of guidance, with the prompt and without; `padding` `[2]` slots on
-  the left are unused. The cache `[layers, 2, 2, slots, heads, width]` has keys and values of all
-  tokens so far. Those of wrong guesses are overwritten before any later token sees them.
+  The rows are the streams of guidance, with the prompt and without; `padding` `[2]` slots on the
+  left are unused. In the cache `[layers, 2, 2, slots, heads, width]`, the keys and values of wrong
+  guesses are overwritten before any later token sees them.
   """
   slots, every = slot + jnp.arange(tokens.shape[1]), jnp.arange(cache.shape[3])
   seen = (every <= slots[:, None]) & (every >= padding[:, None, None])
@@ -250,12 +243,9 @@ def forward(w, cache, tokens, slot, padding):
   angles = (slots - padding[:, None])[..., None, None] * turns
   cos, sin = jnp.cos(angles), jnp.sin(angles)
 
-  def rms_norm(x, name):
-    return x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * w[f'{name}/scale']
-
-  def head_norm(x, name):
-    x = x - x.mean(-1, keepdims=True)
-    return rms_norm(x, name) + w[f'{name}/bias']
+  norm = lambda x, name: (
+      x * jax.lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-5) * w[f'{name}/scale'])
+  head_norm = lambda x, name: norm(x - x.mean(-1, keepdims=True), name) + w[f'{name}/bias']
 
   def rotate(x):
     even, odd = x[..., ::2], x[..., 1::2]
@@ -264,20 +254,20 @@ def forward(w, cache, tokens, slot, padding):
   x = w['token_embedding'][tokens]
   for i in range(LAYERS):
     layer = f'layers_{i}'
-    h = rms_norm(x, f'{layer}/attention_norm')
+    h = norm(x, f'{layer}/attention_norm')
     query, key, value = (
         jnp.einsum('snd,dhe->snhe', h, w[f'{layer}/{name}']) for name in ('query', 'key', 'value'))
     query = rotate(head_norm(query, f'{layer}/query_norm'))
     key = rotate(head_norm(key, f'{layer}/key_norm'))
-    new = jnp.stack([key, value])[None]
-    cache = jax.lax.dynamic_update_slice(cache, new, (i, 0, 0, slot, 0, 0))
+    cache = jax.lax.dynamic_update_slice(
+        cache, jnp.stack([key, value])[None], (i, 0, 0, slot, 0, 0))
     logits = jnp.einsum('snhe,smhe->shnm', query, cache[i, 0]) * WIDTH**-0.5
     attention = jax.nn.softmax(jnp.where(seen[:, None], logits, -1e30))
     h = jnp.einsum('shnm,smhe->snhe', attention, cache[i, 1])
     x = x + jnp.einsum('snhe,hed->snd', h, w[f'{layer}/out'])
-    h = rms_norm(x, f'{layer}/ffn_norm')
+    h = norm(x, f'{layer}/ffn_norm')
     x = x + (jax.nn.silu(h @ w[f'{layer}/gate']) * (h @ w[f'{layer}/up'])) @ w[f'{layer}/down']
-  with_prompt, without = rms_norm(x, 'norm') @ w['output']
+  with_prompt, without = norm(x, 'norm') @ w['output']
   logits = without + GUIDANCE * (with_prompt - without)
   return jnp.pad(logits, ((0, 0), (0, 2)), constant_values=-1e30), cache
 
@@ -327,37 +317,28 @@ def probabilities(logits, first):
   return np.where(forced < 0, jax.nn.softmax(logits), np.float32(np.arange(VOCABULARY) == forced))
 
 
-# ---- Words and pixels --------------------------------------------------------------------------
-
-
-def load_words():
-  """Returns the token of every word, and the image tokenizer's code of every image token."""
+def read(prompt):
+  """Returns the tokens of a prompt, and the image tokenizer's code of every image token."""
   file = bytes(np.asarray(load_file(FOLDER / 'text' / 'model.safetensors')['file']))
   ids = json.loads(file)['model']['vocab']
   # The network has the codes first, then the ends of rows and of the image, then all others.
   first = [*range(4, 4 + CODES), 1031, 1028]
   order = first + sorted(set(ids.values()) - set(first))
-  token = {name: order.index(number) for name, number in ids.items()}
-  # As in Chameleon, the letters of IMGIMGBCZ are the digits of code 12.
-  codes = {token[name]: int(''.join(str(ord(letter) - ord('A')) for letter in name[6:-1]))
-           for name in ids if name.startswith('IMGIMG')}
-  return token, np.array([codes[number] for number in range(CODES)])
-
-
-def encode(token, prompt):
-  """Returns the tokens of a prompt in the template of the model."""
   words = f'generate an image of {prompt.lower()}'.split()
-  if unknown := [word for word in words if word not in token]:
+  if unknown := [word for word in words if word not in ids]:
     sys.exit(f'prompt has words that the model does not know, {unknown}; use others.')
-  return [token[name] for name in ('<s>', *words, '<reserved08706>', '<racm3:break>')]
+  names = '<s>', *words, '<reserved08706>', '<racm3:break>'
+  # As in Chameleon, the letters of IMGIMGBCZ are the digits of code 12.
+  codes = {ids[name]: int(''.join(str(ord(letter) - ord('A')) for letter in name[6:-1]))
+           for name in ids if name.startswith('IMGIMG')}
+  return [order.index(ids[name]) for name in names], np.array([codes[i] for i in first[:CODES]])
 
 
 def load_pixels(code):
   """Returns the function from the tokens of an image to its pixels: the decoder of a VQGAN."""
   w = weights('tokenizer')
 
-  def dense(x, name):
-    return x @ w[f'{name}/kernel'] + w[f'{name}/bias']
+  dense = lambda x, name: x @ w[f'{name}/kernel'] + w[f'{name}/bias']
 
   def conv(x, name):
     kernel, numbers = w[f'{name}/kernel'], ('NHWC', 'HWIO', 'NHWC')
@@ -401,17 +382,16 @@ def load_pixels(code):
 
 def main(prompt='a fox on white', seed=4):
   """Draws the image of a prompt with every decoder, and writes `one_file.png`."""
-  token, code = load_words()
-  score, begin = load_model(encode(token, prompt))
-  pixels = load_pixels(code)
+  tokens, code = read(prompt)
+  (score, begin), pixels, corrector = load_model(tokens), load_pixels(code), load_corrector()
   # The key of the first image of a seed in the library, so these are its images, too.
   noise = position_noise(jax.random.fold_in(jax.random.key(seed), 0), LENGTH + WINDOW, VOCABULARY)
-  rng, corrector = np.random.default_rng(seed), load_corrector()
+  rng = np.random.default_rng(seed)
   _, axes = plt.subplots(1, 5, figsize=(11, 2.7), layout='constrained')
-  for axis, decode, *more in zip(axes, (vanilla, seed_exact, sjd, mc_sjd, corrected),
-                                 (noise, noise, rng, rng, rng)):
-    more += [corrector] * (decode is corrected)
-    tokens, passes = decode(score, begin, LENGTH, *more)
+  for axis, (decode, *chance) in zip(axes, (
+      (vanilla, noise), (seed_exact, noise), (sjd, rng), (mc_sjd, rng),
+      (corrected, rng, corrector))):
+    tokens, passes = decode(score, begin, LENGTH, *chance)
     axis.imshow(pixels(tokens))
     axis.set_title(f'{decode.__name__}: {passes} passes', fontsize=10)
     axis.axis('off')

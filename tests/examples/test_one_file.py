@@ -1,5 +1,6 @@
 """`examples/one_file.py` against the library, and its decoders by enumeration on tables."""
 
+import functools
 import itertools
 
 import jax
@@ -40,18 +41,11 @@ class Path:
 
 
 def _table(seed):
-  """A distribution of the next token for all contexts of up to `LENGTH + WINDOW` tokens."""
-  @np.vectorize(signature='(n)->(v)')
-  def row(context):
+  """A distribution of the next token for every context."""
+  @functools.cache
+  def probs(context):
     return np.random.default_rng([seed, len(context), *context]).dirichlet(np.ones(VOCABULARY))
-
-  cache = {}
-  def probs(tokens):
-    key = tuple(tokens)
-    if key not in cache:
-      cache[key] = row(np.array(key, int)) if key else np.full(VOCABULARY, 1 / VOCABULARY)
-    return cache[key]
-  return probs
+  return lambda tokens: probs(tuple(tokens))
 
 
 def _score(table):
@@ -63,45 +57,48 @@ def _score(table):
   return score, (table([]), [])
 
 
+CHEAP = _table(7)
+
+
 def _corrector(tokens, first, count):
-  table = _table(7)
-  return np.stack([table(tokens[max(0, k - 2):k]) for k in range(first, first + count)])
+  return np.stack([CHEAP(tokens[max(0, k - 2):k]) for k in range(first, first + count)])
 
 
-def _distance(monkeypatch, decode, *more):
+def _distance(monkeypatch, decode):
   """The total variation between what a decoder generates and the model."""
   monkeypatch.setattr(
       one_file, 'accept', lambda rng, p, q: rng.choose([max(0, 1 - p / q), min(1, p / q)]) == 1)
   monkeypatch.setattr(one_file, 'draw', lambda rng, w: rng.choose(w / np.sum(w)))
   table = _table(3)
   score, begin = _score(table)
-  path, found, more_paths = Path(), dict.fromkeys(
-      itertools.product(range(VOCABULARY), repeat=LENGTH), 0.0), True
-  while more_paths:
-    tokens, _ = decode(score, begin, LENGTH, path, *more, window=WINDOW)
+  found = dict.fromkeys(itertools.product(range(VOCABULARY), repeat=LENGTH), 0.0)
+  path, is_left = Path(), True
+  while is_left:
+    tokens, _ = decode(score, begin, LENGTH, path, window=WINDOW)
     found[tuple(tokens)] += path.probability
-    more_paths = path.next()
+    is_left = path.next()
   expected = {tokens: np.prod([table(tokens[:k])[token] for k, token in enumerate(tokens)])
               for tokens in found}
   return sum(abs(found[tokens] - expected[tokens]) for tokens in found) / 2
 
 
-EXACT = [(one_file.sjd,), (one_file.mc_sjd,), (one_file.corrected, _corrector, 2)]
+EXACT = {'sjd': one_file.sjd, 'mc_sjd': one_file.mc_sjd, 'corrected': functools.partial(
+    one_file.corrected, corrector=_corrector, iterations=2)}
 
 
-@pytest.mark.parametrize('case', EXACT, ids=lambda case: case[0].__name__)
-def test_decoders_are_exact(monkeypatch, case):
-  assert _distance(monkeypatch, *case) < 1e-12
+@pytest.mark.parametrize('name', EXACT)
+def test_decoders_are_exact(monkeypatch, name):
+  assert _distance(monkeypatch, EXACT[name]) < 1e-12
 
 
-@pytest.mark.parametrize('case', EXACT, ids=lambda case: case[0].__name__)
-def test_a_draw_from_p_instead_of_the_residual_is_rejected(monkeypatch, case):
+@pytest.mark.parametrize('name', EXACT)
+def test_a_draw_from_p_instead_of_the_residual_is_rejected(monkeypatch, name):
   def couple(rng, p, q, token):
     accepted = one_file.accept(rng, p[token], q[token])
     return (token, True) if accepted else (one_file.draw(rng, p), False)
 
   monkeypatch.setattr(one_file, 'couple', couple)
-  assert _distance(monkeypatch, *case) > 1e-3
+  assert _distance(monkeypatch, EXACT[name]) > 1e-3
 
 
 @pytest.mark.parametrize('window', [2, 3, 5])
@@ -136,8 +133,7 @@ def _wins(tokens, count):
   A token may lose to one that is tied with it up to rounding: the two programs add up the same
   products in another order, which changes probabilities by about 1e-5 of themselves.
   """
-  words, _ = one_file.load_words()
-  score, (first, cache) = one_file.load_model(one_file.encode(words, 'a fox on white'))
+  score, (first, cache) = one_file.load_model(one_file.read('a fox on white')[0])
   noise = one_file.position_noise(
       jax.random.fold_in(jax.random.key(4), 0), count, one_file.VOCABULARY)
   p = np.concatenate([first[None], score(cache, tokens[:count - 1], 0)[0]])
