@@ -36,9 +36,9 @@ def weights(part):
 
 # Decoders see the model as a function `score(cache, tokens, start) -> p, cache`. `tokens` are the
 # last final token, number `start` of the image, and guesses for those after it; row `i` of `p` is
-# the distribution of token number `start + 1 + i`, if the tokens before it are right. `begin` is `p`
-# for token 0, and the cache after the prompt. A decoder returns the tokens of an image and the
-# number of forward passes, that of the prompt included.
+# the distribution of token number `start + 1 + i`, if the tokens before it are right. `begin` has
+# `p` for token 0, and the cache after the prompt. A decoder returns the tokens of an image and the
+# number of forward passes, that of the prompt included; it varies from image to image.
 
 
 def vanilla(score, begin, length, noise):
