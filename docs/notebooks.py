@@ -31,7 +31,7 @@ _LINK = re.compile(r'\]\((?:\.\./)*(?:notebooks/)?(\w+)\.ipynb\)')
 def start() -> str:
   """The README as the start page of the site, whose files it names without links."""
   readme = (ROOT / 'README.md').read_text(encoding='utf-8').replace('](docs/', '](')
-  return re.sub(r'\[([^]]+)\]\(([A-Z]+\.\w+)\)', r'`\2`', readme)
+  return re.sub(r'\[([^]]+)\]\(((?:[A-Z]+|examples/\w+)\.\w+)\)', r'`\2`', readme)
 
 
 def text(notebook: pathlib.Path) -> str:
