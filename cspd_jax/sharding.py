@@ -23,7 +23,7 @@ def make_mesh(data: int = 1, model: int | None = None,
   Args:
     data: number of device groups; every group generates its own images.
     model: devices per group, over which the model is divided; by default all that are available.
-    devices: `data * model` devices; by default those of `jax.devices()`.
+    devices: `data * model` devices; by default all of `jax.devices()`.
 
   Raises:
     ValueError: for sizes below 1, or sizes that do not use all devices.

@@ -538,9 +538,10 @@ def _image_of_xl(path: pathlib.Path) -> str:
   rows = {row['name']: row for row in report['rows']}
   best = min(rows.values(), key=lambda row: row['seconds'])
   slow, vanilla = rows['PyTorch'], rows['vanilla']
-  return (f'On an NVIDIA H100, an image of LlamaGen-XL takes a projected {best["seconds"]:.2f} s '
-          f'with\n`{best["name"]}`; measured with random weights, {vanilla["seconds"]:.2f} s '
-          f'with\n`vanilla` and {slow["seconds"]:.1f} s with official eager PyTorch code.')
+  return ('On an NVIDIA H100, LlamaGen-XL with random weights takes '
+          f'{slow["seconds"]:.1f} s per image with its official\ncode in eager PyTorch, and '
+          f'{vanilla["seconds"]:.2f} s with `vanilla`. Projected for\n`{best["name"]}`: '
+          f'{best["seconds"]:.2f} s.')
 
 
 def _first(_: pathlib.Path) -> str:
@@ -559,22 +560,21 @@ _EXACT_RELEASED, _BEST_HERE = ('sjd', 'eagle', 'eagle2'), 'corrected(iterations=
 
 
 def _race(_: pathlib.Path) -> str:
-  """Returns a sentence with the tokens per pass of the best such released loops and of ours."""
+  """Returns the tokens per pass of the best such released loops, and of ours, in words."""
   number = '{tokens_per_pass:.2f} +- {tokens_per_pass_error:.2f}'
-  best = []
-  for report, model in (('released_sjd_160', 'emoji'), ('released_eagle', 'demo')):
+  released, here = [], []
+  for report, form in (('released_sjd_160', '{} commits {} tokens per pass of `emoji` ({} images)'),
+                       ('released_eagle', '{} {} of `demo` ({} images)')):
     rows = _rows(report)
     theirs = max((row for row in rows if row['decoder'] in _EXACT_RELEASED),
                  key=lambda row: row['tokens_per_pass'])
-    ours = next(row for row in rows if row['decoder'] == _BEST_HERE)
-    best.append((
-        f'{number.format(**theirs)}{"" if best else " tokens per pass"} over '
-        f'{_content(_path(report))["num_images"]} images\nof `{model}` '
-        f'({_TITLES[theirs["decoder"]]})', number.format(**ours)))
-  released, here = (' and '.join(parts) for parts in zip(*best))
-  return ('On the same trained weights, the best released programs without a measured bias commit\n'
-          f'{released}; over as many,\n`{_BEST_HERE}` commits {here}.\n[The race]'
-          '(docs/papers/released_code.md#on-trained-models) has all of them.')
+    released.append(form.format(_TITLES[theirs['decoder']], number.format(**theirs),
+                                _content(_path(report))['num_images']))
+    here.append(number.format(**next(row for row in rows if row['decoder'] == _BEST_HERE)))
+  return (f'On the same trained weights, {released[0]}\nand {released[1]}: the best of the '
+          'released programs\nwithout a measured bias. For the same prompts, '
+          f'`{_BEST_HERE}` commits\n{" and ".join(here)}. '
+          '[The race](docs/papers/released_code.md#on-trained-models) has all of them.')
 
 
 _TITLES = {'sjd': 'SJD', 'eagle': "LANTERN's EAGLE", 'eagle2': "LANTERN's EAGLE-2"}

@@ -41,7 +41,7 @@ class ModelFlags:
 
   Attributes:
     model: a shipped model, or a folder that cspd-convert wrote.
-    dtype: dtype of the parameters; None keeps that of the files. In less than 32 bits windows of
+    dtype: dtype of the parameters; None keeps the files' dtype. In less than 32 bits windows of
       other lengths round differently, so that seed-exact decoders may differ from vanilla.
     quantize: int8 stores the matrices of the target's layers as int8.
     cache_dtype: int8 stores the target's keys and values as int8.

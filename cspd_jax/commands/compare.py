@@ -9,15 +9,15 @@
 
 Compares ordinary sampling, the model's default decoder and, on an accelerator, long windows with
 and without the same images; --decoder names others, and --all compares every decoder that the model
-can run. On a CPU, which computes every token of a window, one long window only shows its forward
-passes: it is not timed, and what it would gain on an accelerator is projected.
+can run. A CPU computes every token of a window, so there one long window is not timed: its forward
+passes are counted, and what it would gain on an accelerator is projected.
 
 Writes to --output a grid of images per decoder (images_*.png), the forward pass that committed each
 token (acceptance.png), for continuous tokens what was accepted (accepted.png), bars of the work and
 the wall-clock time (speed.png), and all figures (report.json). The first images are written as soon
 as the first decoder has run, the bars at the end. Times are for one image at a time, without
-compilation; no more are taken once their error is small. Of a model with a prior, whose passes are
-shown too, the decoders are those of the second model: the prior draws once for all of them.
+compilation; timing stops once their error is small. If the model has a prior, it draws once for all
+decoders, which are decoders of the second model; its passes are shown too.
 """
 
 import dataclasses

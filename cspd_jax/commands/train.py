@@ -92,7 +92,7 @@ class Flags:
     num_steps: optimiser steps, of which the warm-up takes at most half; None uses the recipe's
       number.
     batch_size: images per step; None uses the recipe's number.
-    sampling: sampling options of the images; None uses those of the recipe or the model.
+    sampling: sampling options of the images; None uses the options of the recipe or the model.
     smoke: trains for a few steps on a few images, to try the command.
     workdir: folder of the images, checkpoints, metrics and the report; None uses runs/train/ and
       the names of model and kind.

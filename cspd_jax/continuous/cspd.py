@@ -67,12 +67,12 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
     draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
       the decoder's `draft_params`.
     draft_length: `gamma`, drafts per round.
-    schedule: the levels of both heads, or their number; by default those of the target.
+    schedule: the levels of both heads, or their number; by default the target's.
     max_trials: proposals per residual draw, after which the loop ends; the paper has no end.
     prefix_share: share of the tokens that the target decodes alone first, one by one.
     aligned: whether the draft model uses the target's noise.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.continuous.cspd_paper(target, draft, draft_length=2))
@@ -99,13 +99,13 @@ def cspd_released(
     draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
       the decoder's `draft_params`.
     block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or their number; by default those of the target.
+    schedule: the levels of both heads, or their number; by default the target's.
     prefix_share: share of the tokens that the target decodes alone first, one by one.
     kappa: multiplies both models' standard deviations in the test, but not in the residual.
     sigma: 'inverted' as released, 'paper', or 'off'.
     aligned: whether the draft model uses the target's noise.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.continuous.cspd_released(target, draft, block_length=4))
@@ -130,12 +130,12 @@ def cspd_relaxed(
     draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
       the decoder's `draft_params`.
     block_length: `gamma`, drafts per block.
-    schedule: the levels of both heads, or their number; by default those of the target.
+    schedule: the levels of both heads, or their number; by default the target's.
     prefix_share: share of the tokens that the target decodes alone first, one by one.
     kappa: the tolerance, in units of the last kernel's standard deviation, 0.0064.
     aligned: whether the draft model uses the target's noise.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.continuous.cspd_relaxed(target, draft, block_length=4))

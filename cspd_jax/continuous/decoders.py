@@ -42,9 +42,9 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
   Args:
     target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     num_iter: autoregressive steps; one token per step by default.
-    schedule: the levels of the head, or their number; by default those of the model.
+    schedule: the levels of the head, or their number; by default the model's.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
     last_noise: whether the last kernel adds its noise, as in `exact_path`; it does not in MAR.
 
   Example:
@@ -62,17 +62,17 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
   """Decodes as `mar` does, with speculation inside the diffusion head.
 
   A cheap predictor drafts states of a token's denoising chain, and one call of the head verifies
-  several of them. Exact: the distribution is that of `mar`. Nothing is trained.
+  several of them. Exact: it samples the distribution of `mar`. Nothing is trained.
 
   Args:
     target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     kernels_per_call: states that the head is evaluated at together; by default 16, or all levels if
       there are fewer. More if the time of a call is its latency, less if it is arithmetic.
     num_iter: autoregressive steps; one token per step by default.
-    schedule: the levels of the head, or their number; by default those of the model.
+    schedule: the levels of the head, or their number; by default the model's.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.continuous.exact_head(target))
@@ -96,11 +96,11 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
   Args:
     target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     block_length: tokens per step.
-    schedule: the levels of the head, or their number; by default those of the model.
+    schedule: the levels of the head, or their number; by default the model's.
     prefix_share: for the target passes of `cspd.cspd_released` with the same length and share: one
       token per step first, then its blocks. None for equal steps.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
     last_noise: whether the last kernel adds its noise; it does not in MAR.
 
   Example:
@@ -125,22 +125,22 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
             guidance: str | None = None) -> Decoder:
   """Decodes windows of tokens in parallel until they do not change; see `coupled_chains`.
 
-  The denoising chains of a window's tokens are drafts, kept from round to round. Exact: the
-  distribution is that of `mar` with `last_noise`. Nothing is trained, and there is no draft model.
+  The denoising chains of a window's tokens are drafts, kept from round to round. Exact: it samples
+  the distribution of `mar` with `last_noise`. Nothing is trained, and there is no draft model.
 
   Args:
     target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     window: tokens of a round. A causal model runs them in one pass, a masked one in a pass each.
     num_iter: autoregressive steps, for masked models; one token per step by default. Rounds divide
       a step with more tokens than `window`.
-    schedule: the levels of the head, or their number; by default those of the model. Its last
+    schedule: the levels of the head, or their number; by default the model's. Its last
       kernel must have noise.
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
       have left those of the last round; more than all levels count as all. By default a twelfth of
       the levels: 8 of 100, 4 of 50.
     rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.continuous.windows(target, window=4))
@@ -179,15 +179,15 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
                aligned: bool = True, guidance: str | None = None) -> Decoder:
   """Speculative sampling with a draft model, one token per autoregressive step.
 
-  Drafts are accepted by a test of their denoising paths. Exact: the distribution is that of `mar`
-  with `last_noise`, for masked models only.
+  Drafts are accepted by a test of their denoising paths. Exact: it samples the distribution of
+  `mar` with `last_noise`, for masked models only.
 
   Args:
     target: the model whose distribution is sampled, `cspd_jax.continuous.Target`.
     draft: the draft model; it has the same tokens and reads the same condition. Its parameters are
       the decoder's `draft_params`.
     draft_length: `gamma`, drafts per round.
-    schedule: the levels of both heads, or their number; by default those of the target.
+    schedule: the levels of both heads, or their number; by default the target's.
     split: first kernel of the tested path, a fifth of the way up by default. Above it the noise is
       shared. Low values accept less; high values accept less where the heads disagree at the first
       kernels, which magnify errors most. The distribution is the same for all values.
@@ -198,7 +198,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     prefix_share: share of the tokens that the target decodes alone first, one by one.
     aligned: whether the draft model uses the target's noise above `split`.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
-      NextStep-1; by default that of the model.
+      NextStep-1; by default the model's.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.continuous.exact_path(target, draft, draft_length=2))

@@ -97,14 +97,14 @@ class Decoder:
     return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
 
   def check_condition(self, condition: base.Condition) -> jax.Array:
-    """Returns which rows `[B]` bool of a condition can be decoded; errors are those of `check`."""
+    """Returns which rows `[B]` bool of a condition can be decoded; raises the errors of `check`."""
     valid = returned.supported_rows(self.target, condition, 'model')
     if self.drafter is not None and self.drafter.model is not None:
       valid &= returned.supported_rows(self.drafter.model, condition, 'model')
     return valid
 
   def check_sampling(self, sampling: SamplingParams, num_rows: int | None = None) -> jax.Array:
-    """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
+    """Returns which rows `[B]` bool of the options can be decoded; raises the errors of `check`.
 
     There are `num_rows`, by default as many as an option has values.
     """
@@ -140,7 +140,8 @@ class Decoder:
             sampling: SamplingParams = SamplingParams(), draft_params: base.Params = None) -> State:
     """Returns the state before the first round.
 
-    Arguments and errors are those of a call. `key` may be the `core.random.row_keys` of a key, too.
+    Takes the arguments and raises the errors of a call. `key` may be the `core.random.row_keys` of
+    a key, too.
     """
     rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, sampling)
@@ -275,7 +276,7 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
-    guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for that of the target.
+    guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for the target's.
     distribution: the distribution that is sampled, in words.
   """
   returned.check_part('target', target, base.Target)

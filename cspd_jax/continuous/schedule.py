@@ -38,9 +38,9 @@ class Schedule(NamedTuple):
       velocity and this is `t - 1`.
     x0_to_mean: weight of `x0` in the kernel's mean; 1 at level 0 of `make`.
     x_to_mean: weight of the state in the kernel's mean; 0 at level 0 of `make`.
-    min_log_variance: smallest log-variance of the kernel: that of the noise process given the
-      token. It does not exist at level 0, which uses that of level 1.
-    max_log_variance: largest log-variance of the kernel: that of the noise that the step adds. In a
+    min_log_variance: smallest log-variance of the kernel, which the noise process has given the
+      token. It does not exist at level 0, which uses the one of level 1.
+    max_log_variance: largest log-variance of the kernel, which the noise of the step has. In a
       flow all kernels of a level have one variance, and both bounds are equal.
   """
 

@@ -12,7 +12,7 @@ class Guarantee(enum.StrEnum):
 
   Attributes:
     SEED_EXACT: the same key yields the tokens of the baseline with as many tokens per forward pass,
-      bit for bit in any dtype, and up to rounding those of the baseline itself.
+      bit for bit in any dtype, and up to rounding the tokens of the baseline itself.
     UP_TO_ROUNDING: the same, but for sums in another order: two tokens that are almost tied may be
       exchanged, and a token that differs changes all later ones.
     EXACT: the images follow the distribution.

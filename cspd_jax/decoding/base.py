@@ -148,7 +148,7 @@ class Verifier(NamedTuple):
       vectorises it over the rows.
     exact: whether the output follows the target's distribution.
     needs_probs: whether the drafter must record the distributions of its tokens.
-    seed_exact: whether the output equals that of `vanilla(window=N)` with the same key.
+    seed_exact: whether the output equals `vanilla(window=N)`'s with the same key.
     greedy: whether it decides, at temperature 0, by the target's distribution at temperature 1
       without cuts; it is then defined for temperature 0 only.
     bounded: of a verifier that is not exact, whether its verdicts have a `tv_bound`.
@@ -257,7 +257,7 @@ class Decoded(NamedTuple):
     tokens: `[B, T]` int32; the images' tokens.
     rounds: `[B]` int32; forward passes of the target, including the prefill.
     accepted: `[B, D + 2]` int32; entry `n`: rounds after the prefill that committed `n` tokens.
-    round_of_token: `[B, T]` int32; the round that committed each token, 0 for that of the prefill.
+    round_of_token: `[B, T]` int32; the round that committed each token, 0 for the prefill's.
     tv_bound: `[B]` float32; its mean bounds the total variation between the distribution of the
       image's tokens and the target's. 0 for exact decoders, NaN if the verifier has no bound.
     valid: `[B]` bool; False if an option or the condition of the row was out of range, or the

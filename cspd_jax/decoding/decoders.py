@@ -152,8 +152,8 @@ def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
            initialization: str = 'uniform') -> Decoder:
   """SJD whose drafts change as rarely as possible (MC-SJD, arXiv 2510.24211).
 
-  The draft of a position is maximally coupled with that of the round before: it is retained with
-  probability `min(1, p / q)`, else drawn from the residual. Exact, and nothing is trained.
+  The draft of a position is maximally coupled with its draft of the round before: it is retained
+  with probability `min(1, p / q)`, else drawn from the residual. Exact, and nothing is trained.
 
   Args:
     target: the model whose distribution is sampled.
@@ -343,7 +343,7 @@ def eagle(target: Target, network: Network, tree: Tree = trees.EAGLE, *,
     target: the model whose distribution is sampled.
     network: a network trained for the target, which must return features; its parameters are the
       decoder's `draft_params`.
-    tree: topology of the drafts, at least one; that of EAGLE-1, with 25, by default. Pass
+    tree: topology of the drafts, at least one; by default EAGLE-1's, with 25. Pass
       `decoding.tree.LANTERN`, with 57, for more tokens per pass, or on a CPU `chain(4)`.
     draws: how siblings are selected: 'distinct' draws them without replacement, 'iid'
       independently, 'fixed' takes the most probable ones.

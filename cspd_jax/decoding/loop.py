@@ -98,11 +98,11 @@ class Decoder:
     return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
 
   def check_condition(self, condition: base.Condition) -> jax.Array:
-    """Returns which rows `[B]` bool of a condition can be decoded; errors are those of `check`."""
+    """Returns which rows `[B]` bool of a condition can be decoded; raises the errors of `check`."""
     return returned.supported_rows(self.target, condition)
 
   def check_sampling(self, sampling: SamplingParams, num_rows: int | None = None) -> jax.Array:
-    """Returns which rows `[B]` bool of the options can be decoded; errors are those of `check`.
+    """Returns which rows `[B]` bool of the options can be decoded; raises the errors of `check`.
 
     There are `num_rows`, by default as many as an option has values.
     """
@@ -112,7 +112,7 @@ class Decoder:
   def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
                sampling: SamplingParams = SamplingParams(),
                draft_params: base.Params = None) -> base.Decoded:
-    """Generates one image's tokens per row of `condition`; errors are those of `check`.
+    """Generates one image's tokens per row of `condition`; raises the errors of `check`.
 
     Args:
       params: the target's parameters.
@@ -142,8 +142,8 @@ class Decoder:
             draft_params: base.Params = None) -> State:
     """Returns the state after the prefill, which commits token 0 of every row.
 
-    Arguments and errors are those of a call. `key` may be the `core.random.row_keys` of a key, too,
-    for rows that go on from their own random state.
+    Takes the arguments and raises the errors of a call. `key` may be the `core.random.row_keys` of
+    a key, too, for rows that go on from their own random state.
     """
     rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, sampling)

@@ -147,7 +147,7 @@ NLL = Metric(
     meaning="mean negative log-likelihood per token under the target's guided distribution, nats")
 NLL_DIFFERENCE = Metric(
     'nll_difference', 'NLL - vanilla', '{:+.3f}', _difference, group='fidelity',
-    meaning="NLL minus that of the target's own images of the same prompts")
+    meaning="NLL minus the NLL of the target's own images of the same prompts")
 NLL_EXCESS = Metric(
     'nll_excess', 'NLL - entropy', '{:+.3f}',
     lambda *args: base.mean(of_sample(*args).nll - of_sample(*args).entropy), group='fidelity',

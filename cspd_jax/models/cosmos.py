@@ -29,7 +29,7 @@ _FSQ_EPS = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class CosmosConfig(autoencoder.AutoencoderSizes):
-  """Sizes of a tokenizer; the defaults are those of Cosmos-1.0-Tokenizer-DV8x16x16.
+  """Sizes of a tokenizer; the defaults are for Cosmos-1.0-Tokenizer-DV8x16x16.
 
   Attributes:
     ch_mult: width of each level as a multiple of `ch`.

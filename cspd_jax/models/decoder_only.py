@@ -29,7 +29,7 @@ class DecoderOnlySizes:
   """The sizes of every model here, whose configs add defaults and what is particular to them.
 
   Attributes:
-    height: rows of tokens of an image, without those of a grammar.
+    height: rows of tokens of an image, without the grammar's.
     width: tokens of a row, likewise.
     dim: model width.
     num_layers: number of blocks.

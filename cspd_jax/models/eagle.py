@@ -64,7 +64,7 @@ def register(name: str, layer: Layer) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class EagleConfig:
-  """Sizes of a drafter, which must fit those of the target.
+  """Sizes of a drafter, which must fit the target's.
 
   Attributes:
     family: form of the layer, a key of `LAYERS`.

@@ -35,7 +35,7 @@ class EarlyFusionConfig(decoder_only.DecoderOnlySizes):
   """Sizes of a model, and the grammar of its images.
 
   Attributes:
-    vocab_size: number of all tokens, including those of text.
+    vocab_size: number of all tokens, including text.
     num_codes: codes of the image tokenizer.
     first_code: published id of the first code; the others follow it.
     row_end: published id of the token that ends every row; None if rows have no such token.

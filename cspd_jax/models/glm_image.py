@@ -46,7 +46,7 @@ class GlmImageConfig(decoder_only.DecoderOnlySizes):
     height: rows of the large grid.
     width: its columns.
     small_side: rows and columns of the small grid of square images; see `small`.
-    vocab_size: number of all tokens, including those of text.
+    vocab_size: number of all tokens, including text.
     num_codes: codes, whose published ids are their numbers.
     image_end: published id of the token that ends an image.
     output_size: rows of the published output matrix, those of the codes first.

@@ -27,7 +27,7 @@ target, logits_and_features = decoder_only.target, decoder_only.logits_and_featu
 
 @dataclasses.dataclass(frozen=True)
 class JanusConfig(decoder_only.DecoderOnlySizes):
-  """Sizes of a model; the defaults are those of Janus-Pro-1B.
+  """Sizes of a model; the defaults are Janus-Pro-1B's sizes.
 
   Attributes:
     num_codes: codes of the image tokenizer.

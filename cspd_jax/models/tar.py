@@ -32,7 +32,7 @@ target, ends = decoder_only.target, decoder_only.ends
 
 @dataclasses.dataclass(frozen=True)
 class PriorConfig(early_fusion.EarlyFusionConfig):
-  """Sizes of the language model; the defaults are those of the smaller published one.
+  """Sizes of the language model; the defaults are for the smaller published one.
 
   Its grid is square, with one of `SIDES`, and there is no null condition.
   """
@@ -144,7 +144,7 @@ def init_bridge(config: BridgeConfig, key: jax.Array) -> Params:
 
 @dataclasses.dataclass(frozen=True)
 class ArDtokConfig(decoder_only.DecoderOnlySizes):
-  """Sizes of AR-DTok; the defaults are those of the published networks, at 1024 pixels.
+  """Sizes of AR-DTok; the defaults are for the published networks, at 1024 pixels.
 
   Attributes:
     ffn_dim: None means two thirds of `4 * dim`, rounded up to a multiple of 256.

@@ -86,7 +86,7 @@ class TransformerConfig:
     qk_rms_norm: the same by an RMSNorm whose scales all heads share.
     swin_norm: whether the norms are applied to the outputs of attention and feed-forward (Swin v2,
       arXiv 2111.09883, as in Chameleon 30B) instead of their inputs.
-    post_norm: whether the outputs have norms of their own, besides those of the inputs (GLM-4).
+    post_norm: whether the outputs have norms of their own, besides the norms of the inputs (GLM-4).
     qkv_bias: whether queries, keys and values have biases.
     activation: of the gate in the feed-forward layers; 'gelu_tanh' is GELU's approximation by tanh.
   """

@@ -97,7 +97,7 @@ class Service:
     return self._state(request, self._engine.state == 'ready')
 
   async def _alive(self, request: Request) -> Response:
-    """Returns the state of the server: 200 unless it has failed, also before it is ready."""
+    """Returns the state of the server: 200 from the start on, unless it has failed."""
     return self._state(request, self._engine.state != 'failed')
 
   def _state(self, request: Request, is_well: bool) -> Response:
@@ -109,18 +109,18 @@ class Service:
     return Response(text, headers={'content-type': kind})
 
   async def _models(self, request: Request) -> Response:
-    """Returns the model, its decoders and its options, once for each of its names."""
+    """Returns the model with its decoders and options, once for each of its names."""
     return JSONResponse(dict(object='list', data=[
         self._served.description(name) for name in self._served.names]))
 
   async def _model(self, request: Request) -> Response:
-    """Returns the model of a name."""
+    """Returns the model, by one of its names."""
     name = request.path_params['name']
     wire.check_name(name, self._served)
     return JSONResponse(self._served.description(name))
 
   async def _generate(self, request: Request) -> Any:
-    """Generates images of a prompt."""
+    """Generates images of what a prompt describes."""
     status: int | None = 500
     end = asyncio.get_running_loop().time() + self._deadline
     try:

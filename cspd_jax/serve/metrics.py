@@ -10,7 +10,7 @@ _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
 
 class Metrics:
-  """The counters of a server for Prometheus, with those of its process, changed by any thread.
+  """The counters of a server for Prometheus, and of its process, changed by any thread.
 
   Seconds are those from the request of an image. `passes` are what the device does, `image_passes`
   what images need: a pass over eight busy slots is one of `passes`, and one for each of the eight.

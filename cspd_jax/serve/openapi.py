@@ -23,12 +23,12 @@ _TYPES = {str: 'string', int: 'integer', float: 'number', bool: 'boolean'}
 # What fields mean, where their types and values do not say it.
 _MEANINGS = {
     'prompt': 'What the image shows, in words.',
-    'decoder': 'How images are decoded; GET /v1/models has specifications and guarantees.',
-    'n': 'Images to generate; image i has the number i under the seed.',
-    'seed': 'With the same decoder and prompt, it determines the image; by default a new one.',
-    'stream': 'Whether the answer is server-sent events.',
-    'partial_images': 'Pictures of each image before it is complete, at most; needs stream.',
-    'progress': 'Whether events say how far an image is; needs stream.',
+    'decoder': 'How images are decoded; GET /v1/models lists what each decoder guarantees.',
+    'n': 'How many images to generate; image i has number i under the seed.',
+    'seed': 'The same seed, prompt and decoder give the same image; by default a new seed.',
+    'stream': 'Whether to answer with a stream of server-sent events.',
+    'partial_images': 'At most how many previews of each image the stream has; needs stream.',
+    'progress': 'Whether the stream also reports how far each image is; needs stream.',
     'model': 'A name of the model.', 'size': 'Width and height of an image in pixels.',
     'user': 'Changes no image, and is neither stored nor logged.'}
 # The values of sampling options that `decoding.warp` accepts, in the words of schemas.
@@ -41,7 +41,7 @@ _IMAGE = {
     'number': 'its number under the seed', 'decoder': 'its decoder',
     'guarantee': "how the image relates to the model's distribution",
     'slots': 'slots of the program that decoded it', 'passes': 'forward passes of the model',
-    'prior_passes': 'those of its prior, of a model that has one',
+    'prior_passes': 'forward passes of its prior, if the model has one',
     'tokens_per_pass': 'tokens of the image per forward pass',
     'unknown_words': 'words of the prompt that do not reach the model'}
 
@@ -76,7 +76,7 @@ def document(served: Served, most_images: int, paths: Sequence[Path]) -> dict[st
     operations.setdefault(name, {})[method] = operation
   schemas = dict(ImageRequest=request(served, most_images), Images=_images(served),
                  Error=_like(ApiError(0, '').body()))
-  about = "Images of an autoregressive model, by the API of OpenAI's images endpoint."
+  about = "Generates images with an autoregressive model, by the API of OpenAI's images endpoint."
   key = dict(type='http', scheme='bearer')
   return dict(
       openapi='3.1.0', info=dict(title='cspd_jax', version=__version__, description=about),
@@ -87,8 +87,8 @@ def document(served: Served, most_images: int, paths: Sequence[Path]) -> dict[st
 def request(served: Served, most_images: int) -> dict[str, Any]:
   """Returns the JSON schema of the body of a request for images.
 
-  What fits it is what the server accepts, but for words that the model does not know, decoders that
-  are written in another way, and the temperature of those that are greedy.
+  The server accepts what fits it, but for words that the model does not know, texts of decoders
+  that mean none of its own, and temperatures above 0 of greedy decoders.
   """
   types = typing.get_type_hints(Order)
   properties: dict[str, dict[str, Any]] = {}
@@ -174,8 +174,8 @@ def _about(option: str, model: Model) -> str:
   """Returns a sentence about a sampling option."""
   name, model, of = _stage(option, model)
   if _is_fixed(name, model):
-    return f'A sampling option{of}, 1, because there is no guidance.'
-  return f'A sampling option{of}, {warp_lib.LIMITS[name][1]}.'
+    return f'A sampling option{of}: 1, because there is no guidance.'
+  return f'A sampling option{of}: {warp_lib.LIMITS[name][1]}.'
 
 
 def _is_fixed(name: str, model: Model) -> bool:
@@ -194,7 +194,7 @@ def _bounds(option: str, model: Model) -> dict[str, float]:
 
 def _choice(values: list[str], reason: str | None = None) -> dict[str, Any]:
   """Returns the schema of a text that is one of some, by default the first."""
-  about = {} if reason is None else dict(description=f'It has no others, because {reason}.')
+  about = {} if reason is None else dict(description=f'There is no other value, because {reason}.')
   return dict(type='string', enum=values, default=values[0], **about)
 
 

@@ -46,7 +46,7 @@ FIXED = {
 }
 # The fields that no model has, and why. Null is accepted: some clients name all fields.
 REFUSED = {
-    'negative_prompt': 'the null condition of guidance is that of the model',
+    'negative_prompt': 'guidance uses the null condition of the model',
     'moderation': 'this server does not filter prompts or images',
     'output_compression': 'images are PNG, which has no such level',
     'style': 'the model has no styles',

@@ -101,7 +101,7 @@ class Rounds(NamedTuple):
     distribution: `[V**T]` distribution of the sequence, in the order of `tabular.sequences()`;
       tokens not committed by then are completed with the target's own distributions.
     tv_bound: mean of the decoder's bound on total variation.
-    length: mean number of committed tokens, including that of the prefill.
+    length: mean number of committed tokens, including the prefill's.
   """
 
   distribution: np.ndarray

@@ -2,7 +2,7 @@
 
 The training captions were cleaned twice, of links, markup, file names, article numbers and the
 like, and so are prompts. The steps and their order are those of LlamaGen (arXiv 2406.06525), which
-uses those of DeepFloyd IF. A plain sentence is only converted to lower case.
+uses the ones of DeepFloyd IF. A plain sentence is only converted to lower case.
 """
 
 import bisect

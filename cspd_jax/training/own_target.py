@@ -49,7 +49,7 @@ def fit_corrector(
     condition: conditions of the sampled images, in turn: examples of those that will be decoded, a
       pytree with a leading axis of rows.
     key: key of the images.
-    sampling: sampling options of the images; use those of the decodes to come.
+    sampling: sampling options of the images; use the ones that you will decode with.
     head: `(params, features [..., F]) -> logits [..., V]`: how the target computes its logits from
       the features that it returns. None for targets that return none.
     num_images: images to sample, at least 32; an eighth of them, at most 64, are held out.

@@ -21,7 +21,7 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
 
   Args:
     network: a network trained for the target; its parameters are the decoder's `draft_params`.
-    tree: topology of the drafts; that of EAGLE-1 by default.
+    tree: topology of the drafts; by default EAGLE-1's.
     draws: how siblings are selected, one of `base.DRAWS`: 'distinct' draws them without
       replacement, as EAGLE-1; 'iid' draws them independently, with a seed-exact verifier without
       replacement too; 'fixed' takes the most probable. Others raise ValueError.
