@@ -6,7 +6,6 @@
 import json
 import pathlib
 import re
-import sys
 
 from cspd_jax.plots import canvas, charts
 
@@ -81,4 +80,4 @@ def draw(path: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  sys.exit(draw(ROOT / 'pictures' / 'gains.png'))
+  draw(ROOT / 'pictures' / 'gains.png')
