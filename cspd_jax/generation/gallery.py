@@ -14,7 +14,6 @@ from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.progress import duration
 from cspd_jax.files import atomic, paths, run_folder
 from cspd_jax.generation import defaults as defaults_lib, memory, run as run_lib
-from cspd_jax.generation.model import Request
 from cspd_jax.generation.results import Generated, file_name, texts_of_file
 
 NAME = 'features.npz'
@@ -45,19 +44,19 @@ class Extractor(NamedTuple):
   identity: Mapping[str, str]
 
 
-def resumes(request: Request, folder: str | os.PathLike, features: Extractor | None = None) -> bool:
-  """Returns whether a folder holds an unfinished run of this request, which `Gallery` resumes."""
+def resumes(images: Any, folder: str | os.PathLike, features: Extractor | None = None) -> bool:
+  """Returns whether a folder holds an unfinished run of these images, which `Gallery` resumes."""
   stored = run_folder.stored_run(folder, finished=False)
-  return bool(stored) and stored == atomic.plain(_settings(request, features), 'run')
+  return bool(stored) and stored == atomic.plain(_settings(images, features), 'run')
 
 
-def _settings(request: Request, features: Extractor | None) -> dict[str, Any]:
+def _settings(images: Any, features: Extractor | None) -> dict[str, Any]:
   """Returns what determines the files of a gallery."""
-  run = run_lib.settings(request)
+  run = run_lib.settings(images)
   # The names of files have the words of prompts, also those that the model does not read.
-  run |= dict(num_images=len(request),
-              prompts=run_lib.digest_of(run['prompts'] + repr(list(request.titles))))
-  if (tokenizer := request.sampler.model.tokenizer) is not None:
+  run |= dict(num_images=len(images),
+              prompts=run_lib.digest_of(run['prompts'] + repr(list(images.titles))))
+  if (tokenizer := images.sampler.model.tokenizer) is not None:
     run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
   if features is not None:
     run['features'] = dict(features.identity)
@@ -67,15 +66,15 @@ def _settings(request: Request, features: Extractor | None) -> dict[str, Any]:
 class Gallery:
   """Images to be generated into a folder: one PNG or file of tokens each, and report.json.
 
-  An interrupted run is resumed by the same request, and a finished one is complete at once.
+  An interrupted run is resumed by the same images, and a finished one is complete at once.
   """
 
-  def __init__(self, request: Request, folder: str | os.PathLike, *, overwrite: bool = False,
+  def __init__(self, images: Any, folder: str | os.PathLike, *, overwrite: bool = False,
                process: tuple[int, int] = (0, 1), features: Extractor | None = None):
     """Opens the folder, which is created if necessary; nothing is compiled yet.
 
     Args:
-      request: the images; resumed runs have the same batch size, `run.batch_size_of(folder)`.
+      images: `Images`, or those of a cascade; resumed runs have the same batch size, `run.batch_size_of(folder)`.
       folder: the output folder.
       overwrite: whether images of an earlier run in the folder are replaced.
       process: which of how many processes this is, from 0. All write into one folder; image `i`
@@ -92,14 +91,14 @@ class Gallery:
     if overwrite and count > 1:
       raise ValueError(f'overwrite is True and process is {index}/{count}; several processes '
                        'cannot replace images, so remove the folder or use another.')
-    self.request = request
-    self.names = [file_name(i, title, seed, tokens=request.sampler.model.handover is not None)
-                  for i, (title, (seed, _)) in enumerate(zip(request.titles, request.seeds))]
+    self.images = images
+    self.names = [file_name(i, title, seed, tokens=images.sampler.model.handover is not None)
+                  for i, (title, (seed, _)) in enumerate(zip(images.titles, images.seeds))]
     self._own = range(index, len(self.names), count)
-    run = _settings(request, features)
+    run = _settings(images, features)
     self._is_shared, self._features = count > 1, features
     # Of every image that `generate` has generated.
-    self._passes, self._passes_of_prior = list[int](), list[int]()
+    self._passes, self._passes_of_prior, self._tokens_of_prior = list[int](), list[int](), 0
     self._seconds = 0.0  # That they took.
     self._report = run_folder.Report(
         folder, [*self.names, *[NAME] * (features is not None)], program='cspd-generate',
@@ -112,24 +111,23 @@ class Gallery:
 
   @property
   def headline(self) -> str:
-    """One line that describes the request."""
-    request, model, count = self.request, self.request.sampler.model, len(self.names)
-    at_once = f', {request.batch_size} at once' if request.batch_size < count else ''
-    return (f'{count} image{"s"[:count != 1]} with {request.text}{at_once}; model '
+    """One line that describes the images."""
+    sampler, size, count = self.images.sampler, self.images.batch_size, len(self.names)
+    model, at_once = sampler.model, f', {size} at once' if size < count else ''
+    return (f'{count} image{"s"[:count != 1]} with {sampler.text}{at_once}; model '
             f'{model.name} on {model.where}')
 
   @property
   def estimate(self) -> str:
     """One line with the memory and, if it was measured by cspd-tune, the time that it needs."""
-    request, model, needs = self.request, self.request.sampler.model, self.request.estimate()
+    sampler, size = self.images.sampler, self.images.batch_size
+    model, needs = sampler.model, sampler.estimate(self.images)
     gigabytes = lambda count: f'{count / 1e9:.3g} GB'
-    weights = model.params, None if model.prior is None else model.prior.params
     whole = 'memory' if needs.free is None else f'{gigabytes(needs.free)} of free memory'
-    line = (f'needs about {gigabytes(needs.needed(request.batch_size))} of {whole} for caches and '
-            f'passes, apart from the weights ({gigabytes(memory.size(weights))}) and the program')
+    line = (f'needs about {gigabytes(needs.needed(size))} of {whole} for caches and '
+            f'passes, apart from the weights ({gigabytes(memory.size(sampler.params))}) and the program')
     seconds = defaults_lib.seconds(
-        model.defaults.get('seconds'), model.device.device_kind, request.batch_size,
-        request.text)
+        model.defaults.get('seconds'), model.device.device_kind, size, sampler.text)
     return line if seconds is None else (
         f'{line}, and about {duration(len(self._missing) * seconds)} as cspd-tune measured')
 
@@ -138,21 +136,22 @@ class Gallery:
 
     The time is without the `compile_seconds`; images that an earlier run has left do not count.
     """
-    request, count = self.request, len(self._passes)
+    count = len(self._passes)
     if not count:
       return ''
-    sampler, model, guarantee = request.sampler, request.sampler.model, request.guarantee
+    sampler = self.images.sampler
+    model, guarantee = sampler.model, sampler.guarantee
     baseline, passes = model.engine.baseline, np.mean(self._passes)
     images = _IMAGES[guarantee].format(baseline)
-    line = f'{request.text}: {images} ({guarantee}), in {passes:.0f} forward passes'
+    line = f'{sampler.text}: {images} ({guarantee}), in {passes:.0f} forward passes'
     if sampler.specification.parts[0].name == baseline:
-      line = f'{request.text} ({guarantee}): {passes:.0f} forward passes'
+      line = f'{sampler.text} ({guarantee}): {passes:.0f} forward passes'
     if model.engine.seed_exact:
       line += (f' instead of {model.num_tokens} ({model.num_tokens / passes:.1f} times fewer)'
                if passes < model.num_tokens else ', one token at a time')
-    if request.prior is not None and self._passes_of_prior:
-      tokens = request.prior.sampler.model.num_tokens
-      line += f', after {np.mean(self._passes_of_prior):.0f} for {tokens} tokens of the prior'
+    if self._passes_of_prior:
+      line += (f', after {np.mean(self._passes_of_prior):.0f} for {self._tokens_of_prior} tokens of '
+               'the prior')
     seconds = max(self._seconds - compile_seconds, 0.0)
     return (f'{line}.\n{count} image{"s"[:count != 1]} in {seconds:.1f} s '
             f'({seconds / count:.2f} s each), and {compile_seconds:.1f} s to compile.')
@@ -190,11 +189,12 @@ class Gallery:
       self._passes += images.decoded.rounds.tolist()
       if images.prior is not None:
         self._passes_of_prior += images.prior.decoded.rounds.tolist()
+        self._tokens_of_prior = images.prior.tokens.shape[1]
       self._seconds = time.perf_counter() - start
       progress(done, len(self._own))
     if self._is_shared and not self._report.is_last(self.names):
       return False
-    rows, request, sampler = self._rows(), self.request, self.request.sampler
+    rows, sampler = self._rows(), self.images.sampler
     if self._features is not None and not self._report.has(NAME):
       arrays = self._features.compute(
           [self._report.path(name) for name in self.names], self._report.keep)
@@ -203,12 +203,12 @@ class Gallery:
     self._report.write(
         settings=settings, model=sampler.model.name,
         examples=[str(prompt) for prompt in sampler.model.prompts[:_EXAMPLES]],
-        decoder=request.text, guarantee=request.guarantee, sampling=request.recorded, rows=rows)
+        decoder=sampler.text, guarantee=sampler.guarantee, sampling=self.images.recorded, rows=rows)
     return True
 
   def _check_space(self) -> None:
     """Raises ValueError if the disk clearly cannot hold the images that all processes lack."""
-    model = self.request.sampler.model
+    model = self.images.sampler.model
     if model.tokenizer is None or model.tokenizer.codebook is None:  # Of continuous tokens.
       return
     missing = sum(not self._report.has(name) for name in self.names)
@@ -217,22 +217,23 @@ class Gallery:
   def _generated(self, missing: list[int], watch: Callable[[np.ndarray], None] | None
                  ) -> Iterator[tuple[list[int], Generated]]:
     """Generates the images of these numbers; yields numbers and images as images complete."""
+    sampler = self.images.sampler
     if watch is None:
-      request = self.request.pick(missing)
-      for index, decoded in request.run():
+      images = self.images.pick(missing)
+      for index, decoded in sampler.parts(images):
         if len(index):
-          yield [missing[i] for i in index], request.pick(index).result(decoded)
+          yield [missing[i] for i in index], sampler.result(images.pick(index), decoded)
       return
-    for index, num_new in batches.filled(len(missing), self.request.batch_size):
+    for index, num_new in batches.filled(len(missing), self.images.batch_size):
       numbers = [missing[i] for i in index]
-      for partial in self.request.pick(numbers).stream(_ROUNDS):
+      for partial in sampler.stream(self.images.pick(numbers), _ROUNDS):
         watch(partial.images[:num_new])
       yield numbers[:num_new], partial.result()
 
   def _rows(self) -> list[dict[str, Any]]:
     """One row per image. Passes are read from the files, which an earlier run may have written."""
     rows = []
-    for name, title, (seed, number) in zip(self.names, self.request.titles, self.request.seeds):
+    for name, title, (seed, number) in zip(self.names, self.images.titles, self.images.seeds):
       texts = texts_of_file(self._report.path(name))
       passes = {stage: int(texts[stage]) for stage in ('passes', 'prior_passes') if stage in texts}
       rows.append(dict(file=name, prompt=title, seed=seed, number=number) | passes)

@@ -186,6 +186,8 @@ class Generated:
     seed, number = self.seeds[index]
     per_image = {name: value[index] if isinstance(value, list) else value
                  for name, value in self.sampling.items()}
+    if self.prior is not None:
+      per_image['prior'] = self.prior.metadata(index)['sampling']
     label = {} if self.labels is None else dict(label=self.labels[index])
     prefix = {}
     if self.prefix_length:  # `given_tokens` is the name of its length in images of all versions.

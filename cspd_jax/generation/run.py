@@ -1,4 +1,4 @@
-"""Runs of a request that are kept in a folder, and what determines their results.
+"""Runs that are kept in a folder, and what determines their results.
 
 Finished batches are stored, so that a run that was stopped continues; `settings` identify it.
 """
@@ -16,40 +16,43 @@ import numpy as np
 from cspd_jax.core import batches
 from cspd_jax.decoding import specification as specification_lib
 from cspd_jax.files import atomic, matrices, run_folder
-from cspd_jax.generation.model import Model, Request, gathered
+from cspd_jax.generation import cascade, decode as decode_lib
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.model import Model
 
 
-def run(request: Request, folder: str | os.PathLike) -> Iterator[tuple[np.ndarray, Any]]:
-  """Decodes the images of a request batch after batch, as `Request.run` yields them.
+def run(images: Images, folder: str | os.PathLike) -> Iterator[tuple[np.ndarray, Any]]:
+  """Decodes images batch after batch, as `Sampler.parts` yields them.
 
   Finished batches are stored in the folder, and those that it holds are not decoded again; it
   belongs to one run: the same model, decoder, prompts and options. Another run in it, and NaN or
   infinity of the model, raise ValueError.
   """
-  size, first_batch = request.batch_size, np.zeros(request.batch_size, int)
-  stored = run_folder.Run(folder, settings(request))
-  structure = jax.eval_shape(request.sampler.function, *request.arguments(first_batch))
-  for index, num_new in batches.filled(len(request), size):
+  sampler, size = images.sampler, images.batch_size
+  stored = run_folder.Run(folder, settings(images))
+  structure = jax.eval_shape(
+      sampler.function, *sampler.arguments(images, np.zeros(size, int)))
+  for index, num_new in batches.filled(len(images), size):
     name = f'batch_{index[0]:07d}.npz'
     shape_of = lambda leaf, count=num_new: jax.ShapeDtypeStruct(
         (count, *leaf.shape[1:]), leaf.dtype)
     decoded = stored.read(name, jax.tree.map(shape_of, structure))
     if decoded is None:
-      decoded = request.batch(index, num_new)
+      decoded = decode_lib.batch(images, index, num_new)
       stored.write(name, decoded)
     yield index[:num_new], decoded
 
 
-def decode(request: Request, progress: batches.Progress | None = None,
+def decode(images: Images, progress: batches.Progress | None = None,
            folder: str | os.PathLike | None = None) -> Any:
-  """Returns as `Request.decode`, with finished batches in a folder, unless that is None."""
+  """Returns as `decode.decoded`, with finished batches in a folder, unless that is None."""
   if folder is None:
-    return request.decode(progress)
-  return gathered(run(request, folder), len(request), progress)
+    return decode_lib.decoded(images, progress)
+  return decode_lib.gathered(run(images, folder), len(images), progress)
 
 
 def _recorded(seeds: Any) -> Any:
-  """Returns the seeds of a request, or the one under which all images are numbered."""
+  """Returns the seeds of images, or the one under which all images are numbered."""
   if isinstance(seeds, jax.Array) or len({seed for seed, _ in seeds}) > 1 or (
       [number for _, number in seeds] != list(range(len(seeds)))):
     return seeds
@@ -66,29 +69,29 @@ def batch_size_of(folder: str | os.PathLike, finished: bool = True) -> int | Non
   return size if type(size) is int and size >= 1 else None
 
 
-def settings(request: Request) -> dict[str, Any]:
-  """Returns the settings that determine the results of a run."""
-  sampler, prompts, condition = request.sampler, request.prompts, request.condition
-  model, seed = sampler.model, _recorded(request.seeds)
+def settings(images: Any) -> dict[str, Any]:
+  """Returns the settings that determine the results of a run, also of a cascade."""
+  *before, images = cascade.in_turn(images)
+  sampler, prompts, condition = images.sampler, images.prompts, images.condition
+  model, seed = sampler.model, _recorded(images.seeds)
   is_words = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
   # Only discrete tokens have a codebook, and only some of their decoders read it.
   reads_codebook = model.codebook is not None and specification_lib.reads_codebook(
       sampler.specification)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
-  prior = {} if request.prior is None else dict(prior=settings(request.prior))
-  return prior | dict(
+  return {'prior': settings(first) for first in before} | dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
       grid=list(model.grid), config=digest_of(repr(model.config)),
       decoder=str(sampler.specification), draft_parameters=fingerprint(sampler.draft_params),
       codebook=fingerprint(model.codebook) if reads_codebook else None,
-      sampling=atomic.plain(model.engine.named(request.sampling)),
+      sampling=atomic.plain(model.engine.named(images.sampling)),
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),
       # Features of words may differ in their last bits when the network is compiled again.
       prompts=(digest_of(json.dumps(prompts) + fingerprint(model.conditions.params))
                if has_floats and is_words else fingerprint(condition)),
       prefix=fingerprint(condition.tokens) if model.prefix_length else None,
-      batch_size=request.batch_size)
+      batch_size=images.batch_size)
 
 
 def network_digest(config: Any, params: Any) -> str:
@@ -96,10 +99,10 @@ def network_digest(config: Any, params: Any) -> str:
   return digest_of(repr(config) + fingerprint(params))
 
 
-def weights(model: Model) -> dict[str, str]:
+def weights(model: Any) -> dict[str, str]:
   """Returns short digests of a model's parameters by part, which reports keep."""
   parts = dict(target=model.params) | {name: draft.params for name, draft in model.drafts.items()}
-  if model.prior is not None:
+  if isinstance(model, cascade.Cascade):
     parts['prior'] = model.prior.params
   if model.tokenizer is not None:
     parts['tokenizer'] = model.tokenizer.params

@@ -1,8 +1,8 @@
-"""Requests that come and go: images join at the end of any round, and leave when they are complete.
+"""Slots for images that come and go: they join at the end of any round, and leave when they are complete.
 
   runner = Runner(model, 8, decoder='mc_sjd(window=32)')
-  slot, = runner.join([model.request('cat', seed=7, decoder='mc_sjd(window=32)')])
-  while slot in runner.requests:
+  slot, = runner.join([model.images('cat', seed=7, decoder='mc_sjd(window=32)')])
+  while slot in runner.images:
     events = runner.step()
     for finished in runner.finished():
       image = finished.result()
@@ -24,8 +24,11 @@ from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.generation import memory
-from cspd_jax.generation.model import Model, Partial, Program, Request
+from cspd_jax.generation.decode import Partial
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.model import Model
 from cspd_jax.generation.results import Generated
+from cspd_jax.generation.sampler import ProgramKey
 from cspd_jax.models.conditions import Prompt
 
 
@@ -39,25 +42,26 @@ class Event(NamedTuple):
 
 
 class FinishedImage(NamedTuple):
-  """A complete image: the slot that it had, its request, and the decoder's result.
+  """A complete image: the slot that it had, its record, and the decoder's result.
 
   That is not checked, NumPy arrays with a leading axis of size 1.
   """
 
   slot: int
-  request: Request
+  image: Images
   decoded: Decoded
 
   def result(self) -> Generated:
     """Returns the image; raises ValueError if the model returned NaN or infinity for it."""
-    return self.request.result(self.request.check_result(self.decoded))
+    sampler = self.image.sampler
+    return sampler.result(self.image, sampler.check_result(self.image, self.decoded))
 
 
 class Runner:
   """Slots for the images of one decoder of a model of discrete tokens, on one device.
 
   Guidance and all other sampling options, seeds and prompts differ from image to image; the
-  decoder, and the length of a prefix, are those of the compiled program. `requests` are by slot.
+  decoder, and the length of a prefix, are those of the compiled program. `images` are by slot.
   """
 
   def __init__(self, model: Model, num_slots: int, *, decoder: str | Spec | None = None,
@@ -73,7 +77,7 @@ class Runner:
       raise ValueError(f'num_slots is {num_slots}; it must be at least 1.')
     if model.mesh is not None:
       raise ValueError(f'model {model.name!r} is divided over a mesh; load it on one device.')
-    self.model, self.requests = model, dict[int, Request]()
+    self.model, self.images = model, dict[int, Images]()
     self.specification = model.specification(decoder, batch_size=num_slots)
     built: Any = model.decoder(self.specification)
     if not model.engine.joins:
@@ -85,7 +89,7 @@ class Runner:
     self._events: list[Event] | None = None
     self._decoded: Decoded | None = None
     self._draft_params = model.draft_params(self.specification)
-    self._program = Program((str(self.specification),), True, model.prefix_length, False)
+    self._program = ProgramKey((str(self.specification),), True, model.prefix_length, False)
     self._jitted = programs.get_or_build(
         model, self._program._replace(mode=('slots', num_slots)),
         lambda: continuous_batching.jitted(
@@ -96,33 +100,33 @@ class Runner:
   @property
   def free(self) -> int:
     """Number of free slots."""
-    return self._size - len(self.requests)
+    return self._size - len(self.images)
 
-  def check(self, request: Request) -> None:
-    """Raises ValueError for a request that cannot join."""
-    self._arguments(request)
+  def check(self, image: Images) -> None:
+    """Raises ValueError for an image that cannot join."""
+    self._arguments(image)
 
-  def estimate(self, request: Request) -> memory.Estimate:
-    """Estimates the memory of slots for images like that of a request, which must be able to join.
+  def estimate(self, image: Images) -> memory.Estimate:
+    """Estimates the memory of slots for images like this one, which must be able to join.
 
-    They are those of a guided image with a prompt of `prompt_length`, whatever the request's.
+    It is that of a guided image with a prompt of `prompt_length`, whatever this one's.
     """
-    condition, _, sampling = self._arguments(request)
+    condition, _, sampling = self._arguments(image)
     return self.model.estimate(
         self._program, self._jitted.batcher.decoder, condition, sampling, self._draft_params)
 
-  def join(self, requests: Sequence[Request]) -> list[int]:
-    """Starts images, each with a prefill of its own: requests rarely come together.
+  def join(self, images: Sequence[Images]) -> list[int]:
+    """Starts images, each with a prefill of its own: they rarely come together.
 
-    Requests are of one image each; returns their slots. Those of another decoder or model, longer
+    Each record is of one image; returns their slots. Those of another decoder or model, longer
     prompts or prefixes, with `raw_log_probs`, or more than free slots raise ValueError: none joins.
     """
-    if len(requests) > self.free:
-      raise ValueError(f'requests are {len(requests)}, and {self.free} of {self._size} slots are '
+    if len(images) > self.free:
+      raise ValueError(f'images are {len(images)}, and {self.free} of {self._size} slots are '
                        'free; wait until others are complete.')
-    images = [self._arguments(request) for request in requests]
-    joined = [slot for slot in range(self._size) if slot not in self.requests][:len(requests)]
-    for slot, request, arguments in zip(joined, requests, images):
+    inputs = [self._arguments(image) for image in images]
+    joined = [slot for slot in range(self._size) if slot not in self.images][:len(images)]
+    for slot, image, arguments in zip(joined, images, inputs):
       queue = continuous_batching.Queue(*arguments, np.full(1, slot, np.int32), np.int32(1),
                                         np.bool_(True))
       params = self.model.params
@@ -132,12 +136,12 @@ class Runner:
             params, batches.select(queue.condition, np.zeros(self._size, int)))
         self._slots = self._jitted.idle(params, queue, self._draft_params)
       self._change(self._jitted.join(params, self._slots, queue, self._draft_params))
-      self.requests[slot] = request
+      self.images[slot] = image
     return joined
 
   def step(self, rounds: int = 1) -> list[Event]:
     """Runs rounds, at most `rounds`, until an image is complete; returns where all images are."""
-    if not self.requests:
+    if not self.images:
       return []
     self._change(self._jitted.step(
         self.model.params, self._slots, np.int32(rounds), self._draft_params))
@@ -151,13 +155,13 @@ class Runner:
       size, prefix = self._jitted.batcher.decoder.target.num_tokens, self.model.prefix_length
       self._events = [
           Event(slot, int(count[slot]) + prefix, int(rounds[slot]), bool(count[slot] >= size))
-          for slot in sorted(self.requests)]
+          for slot in sorted(self.images)]
     return self._events
 
   def finished(self) -> list[FinishedImage]:
     """Removes the images that are complete from their slots and returns them, not checked."""
     done = [event.slot for event in self.events() if event.complete]
-    images = [FinishedImage(slot, self.requests[slot], self._rows(slot)) for slot in done]
+    images = [FinishedImage(slot, self.images[slot], self._rows(slot)) for slot in done]
     if done:
       self._leave(done)
     return images
@@ -165,25 +169,25 @@ class Runner:
   def look(self, slot: int) -> Partial:
     """Returns an image as far as it is decoded."""
     event = next(event for event in self.events() if event.slot == slot)
-    return Partial(self.requests[slot], self._rows(slot), np.array([event.num_tokens]),
+    return Partial(self.images[slot], self._rows(slot), np.array([event.num_tokens]),
                    event.complete)
 
   def leave(self, slot: int) -> None:
     """Removes an image from its slot, complete or not."""
-    if slot not in self.requests:
+    if slot not in self.images:
       raise ValueError(f'slot is {slot}, which is free; slots in use are '
-                       f'{sorted(self.requests) or "none"}.')
+                       f'{sorted(self.images) or "none"}.')
     self._leave([slot])
 
   def clear(self) -> None:
     """Removes all images and frees the memory of their slots, as after a step that failed."""
     self._change(None)
-    self.requests.clear()
+    self.images.clear()
 
   def _leave(self, slots: Sequence[int]) -> None:
     self._change(self._jitted.leave(self._slots, np.isin(np.arange(self._size), slots)))
     for slot in slots:
-      del self.requests[slot]
+      del self.images[slot]
 
   def _change(self, slots: Any) -> None:
     """Replaces the state of the slots, whose arrays the old state may have lost."""
@@ -196,20 +200,20 @@ class Runner:
     return batches.select(self._decoded, np.array([slot]))
 
   @usual_promotion
-  def _arguments(self, request: Request) -> tuple[Any, jax.Array, SamplingParams]:
+  def _arguments(self, image: Images) -> tuple[Any, jax.Array, SamplingParams]:
     """Returns condition, key and options of an image, with a leading axis of size 1."""
-    sampler, own = request.sampler, self._program
+    sampler, own = image.sampler, self._program
     program, model = sampler.program()._replace(guided=True), sampler.model
     ours = model.params is self.model.params and model.programs is self.model.programs
-    if (program, len(request), ours) != (own, 1, True):
-      raise ValueError(f'a request is of {len(request)} images by {sampler.specification} with a '
+    if (program, len(image), ours) != (own, 1, True):
+      raise ValueError(f'a record is of {len(image)} images by {sampler.specification} with a '
                        f'prefix of {program.prefix_length} tokens; it must be of 1 image by '
                        f'{self.specification} with a prefix of {own.prefix_length}, of the model '
                        'of the runner, without raw_log_probs.')
-    condition, key, _ = request.inputs(np.zeros(1, int))
+    condition, key, _ = image.inputs(np.zeros(1, int))
     condition = jax.tree.map(self._padded, condition, is_leaf=lambda leaf: isinstance(leaf, Prompt))
     # All options, because those that are off here may be on in another image of the program.
-    sampling = prefix_lib.sampling(SamplingParams(*request.sampling), self.model.prefix_length)
+    sampling = prefix_lib.sampling(SamplingParams(*image.sampling), self.model.prefix_length)
     return condition, key, SamplingParams(*(np.broadcast_to(np.asarray(leaf),
                                                             (1,)) for leaf in sampling))
 

@@ -1,0 +1,83 @@
+"""Images whose first rows the caller supplies, as tokens, as pictures or as a file."""
+
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+from PIL import Image, ImageOps
+
+from cspd_jax.decoding import prefix as prefix_lib
+from cspd_jax.files import reading
+
+
+def row_width(model: Any) -> int:
+  """Returns the tokens of a row of an image; raises ValueError for models without given rows."""
+  target = model.target(False)
+  if not hasattr(target, 'row_width'):
+    raise ValueError(f'prefix is set, but a {model.family!r} model has continuous tokens, and its '
+                     'decoders support no prefix; leave it out.')
+  return target.row_width
+
+
+def tokens(model: Any, prefix: Any, rows: int | None, count: int) -> np.ndarray:
+  """Returns the tokens of the prefix of images `[count, P]` int32, whole rows.
+
+  The prefix is tokens `[P]`, or `[count, P]` with one row per image, as in `Generated.tokens`;
+  images as in `Generated.images`, `[H, W, 3]` or `[count, H, W, 3]`, uint8, or floats in [-1, 1];
+  or the path of an image file, which is turned as its EXIF orientation says, put on white where
+  it is transparent, cropped to its centre and resized to the model's size. `rows` of tokens are
+  used; None means all tokens, or half the rows of an image. Anything else raises ValueError.
+  """
+  if prefix is None:
+    raise ValueError(f'rows is {rows}, but there is no prefix to take rows from; pass prefix, '
+                     'or leave rows out.')
+  if model.prefix is not None:
+    raise ValueError(f'prefix is set, but model {model.name!r} has one of {model.prefix_length} '
+                     'tokens; pass it to the model without one.')
+  width, (num_rows, _) = row_width(model), model.grid
+  if rows is not None and (isinstance(rows, bool) or not isinstance(rows, (int, np.integer))
+                           or not 1 <= rows < num_rows):
+    raise ValueError(f'rows is {rows!r:.80}; it must be a whole number from 1 to {num_rows - 1}, '
+                     f'because an image has {num_rows} rows of tokens.')
+  most = width * (num_rows // 2 if rows is None else rows)
+  if isinstance(prefix, (str, os.PathLike)):
+    prefix = _picture(pathlib.Path(prefix), model.image_size)
+  array = np.asarray(prefix)
+  if array.ndim in (3, 4) and array.shape[-1] == 3:
+    result = _tokens_of_images(model, array.reshape(-1, *array.shape[-3:]))[:, :most]
+  elif array.ndim in (1, 2) and np.issubdtype(array.dtype, np.integer):
+    result = prefix_lib.narrow(np.atleast_2d(array))
+  else:
+    raise ValueError(
+        f'prefix is {array.dtype}{list(array.shape)}; it must be tokens, whole numbers [P] or '
+        '[B, P], an image or images [B, H, W, 3], or the path of an image.')
+  if rows is not None:
+    result = result[:, :rows * width]
+    if result.shape[1] < rows * width:
+      raise ValueError(f'rows is {rows}, but prefix has {result.shape[1]} tokens, {width} per '
+                       'row; pass more tokens, or fewer rows.')
+  if len(result) not in (1, count):
+    raise ValueError(f'prefix has {len(result)} images for {count} prompts; pass one for all, or '
+                     'one for each.')
+  return np.broadcast_to(result, (count, result.shape[1]))
+
+
+def _tokens_of_images(model: Any, images: np.ndarray) -> np.ndarray:
+  """Encodes images of a prefix `[B, H, W, 3]`, uint8 or in [-1, 1], to tokens `[B, T]`."""
+  if images.shape[1:3] != model.image_size:
+    raise ValueError(f'prefix has images of {images.shape[1]}x{images.shape[2]} pixels; model '
+                     f'{model.name!r} generates {"x".join(map(str, model.image_size))}, so resize '
+                     'them, or pass the path of a file.')
+  if images.dtype == np.uint8:
+    images = images / np.float32(127.5) - 1
+  elif not np.issubdtype(images.dtype, np.floating) or not np.abs(images).max() <= 1:
+    raise ValueError(f'prefix has images of {images.dtype} numbers that are not all in [-1, 1]; '
+                     'pass uint8, or scale them.')
+  return np.asarray(model.tokens(images.astype(np.float32)))
+
+
+def _picture(path: pathlib.Path, size: tuple[int, int]) -> np.ndarray:
+  """Crops the image file of a prefix to its centre and resizes it to `[*size, 3]` uint8."""
+  picture = reading.photograph(path, 'use another file', 'prefix', convert=reading.as_shown)
+  return np.asarray(ImageOps.fit(picture, size[::-1], Image.Resampling.LANCZOS))

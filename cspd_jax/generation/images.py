@@ -1,0 +1,111 @@
+"""The images of one call: what determines each of them, row by row."""
+
+import dataclasses
+import warnings
+from collections.abc import Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax.core import batches, random as random_lib
+from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core.tracing import usual_promotion
+from cspd_jax.files import atomic
+from cspd_jax.generation import prompts as prompts_lib
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Images:
+  """Images to be decoded; all arguments are checked, and nothing is compiled.
+
+  Image `i` depends, up to rounding, only on its seed, number and prompt, whatever the mode and the
+  batch size; log-probabilities and `Decoded.tv_bound` may differ in their last bits.
+
+  Attributes:
+    sampler: the `Sampler` that draws them.
+    prompts: the caller's prompts.
+    condition: NumPy arrays with a leading axis `B`; a `decoding.prefix.Prefixed` if there is a
+      prefix.
+    titles: `[B]` the prompts in words.
+    unknown_words: `[B]` words of the prompts that do not reach the model.
+    seeds: `[B]` seed and number of every image; or one random key per image.
+    sampling: the sampling options of these images.
+    active: the same as the program takes them. Whether one is off depends on all images of the
+      sampler, and not on the rows of a batch.
+    batch_size: images decoded at once.
+    slots: whether a row whose image is complete may start the next one.
+    stage: 0, or of a `Cascade` the number of models that follow; each has random keys of its own.
+  """
+
+  sampler: Any
+  prompts: Any
+  condition: Any
+  titles: Sequence[str]
+  unknown_words: Sequence[Sequence[str]]
+  seeds: Sequence[tuple[int, int]] | jax.Array
+  sampling: SamplingParams
+  active: SamplingParams
+  batch_size: int
+  slots: bool = True
+  stage: int = 0
+
+  def __len__(self) -> int:
+    return len(self.titles)
+
+  def pick(self, index: Sequence[int] | np.ndarray) -> Self:
+    """Returns the images with these numbers."""
+    index = np.asarray(index, int)
+    if np.array_equal(index, np.arange(len(self))):
+      return self  # Without a copy of the features of many prompts.
+    listed = lambda values: [values[i] for i in index]
+    return dataclasses.replace(
+        self, condition=batches.select(self.condition, index), titles=listed(self.titles),
+        seeds=self.seeds[index] if isinstance(self.seeds, jax.Array) else listed(self.seeds),
+        unknown_words=listed(self.unknown_words), sampling=batches.select(self.sampling, index),
+        active=batches.select(self.active, index))
+
+  def with_batch_size(self, size: int) -> Self:
+    """Returns the images with at most `size` of them at once."""
+    return dataclasses.replace(self, batch_size=min(size, self.batch_size))
+
+  def with_seeds(self, seeds: Sequence[tuple[int, int]]) -> Self:
+    """Returns the images with other seeds and numbers `[B]`."""
+    return dataclasses.replace(self, seeds=seeds)
+
+  @usual_promotion
+  def inputs(self, index: np.ndarray) -> tuple[Any, jax.Array, Any]:
+    """Returns condition, random keys and sampling options of the images with these numbers."""
+    condition, sampling = batches.select((self.condition, self.active), index)
+    keys = (self.seeds[index] if isinstance(self.seeds, jax.Array) else
+            random_lib.image_keys([self.seeds[i] for i in index]))
+    if self.stage:
+      keys = random_lib.stage_keys(keys, self.stage)
+    return jax.tree.map(jnp.asarray, condition), keys, sampling
+
+  @property
+  def recorded(self) -> dict[str, Any]:
+    """The sampling options by name as plain numbers and lists, as images record them."""
+    if self.sampling is self.sampler.sampling:
+      return self.sampler.recorded
+    return atomic.plain(self.sampler.model.engine.named(self.sampling))
+
+  @property
+  def names(self) -> list[str]:
+    """The titles and seeds of the images, for messages."""
+    numbered = [f'number {number}' for number in range(len(self))] if isinstance(
+        self.seeds, jax.Array) else [f'with seed {seed}, number {number}'
+                                     for seed, number in self.seeds]
+    return [f'{title!r} {number}' for title, number in zip(self.titles, numbered)]
+
+  @property
+  def unread(self) -> list[str]:
+    """A sentence on the words of every prompt that the model does not read, or of the first."""
+    return prompts_lib.sentences(dict(zip(self.titles, self.unknown_words)))
+
+
+def warn(images: Any) -> None:
+  """Warns of words that the model does not read."""
+  if lines := images.unread:
+    warnings.warn('\n'.join(lines), stacklevel=3)  # In the caller of a public function.

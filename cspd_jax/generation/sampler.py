@@ -1,0 +1,391 @@
+"""A decoder of a model with sampling options: checked and built once, called with prompts."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from typing import Any, NamedTuple, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cspd_jax import sharding
+from cspd_jax.core import batches, fields, programs as programs_lib, tracing
+from cspd_jax.core.batches import Progress
+from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core.sampling import SamplingParams, is_guided
+from cspd_jax.core.spec import Spec
+from cspd_jax.decoding import continuous_batching
+from cspd_jax.files import atomic
+from cspd_jax.generation import decode, memory, prompts as prompts_lib, results
+from cspd_jax.generation.decode import Partial
+from cspd_jax.generation.engines import AnyDecoder, with_raw_log_probs
+from cspd_jax.generation.images import Images, warn
+from cspd_jax.generation.results import Generated
+
+
+class ProgramKey(NamedTuple):
+  """The name of a compiled program of a model: all that determines it apart from shapes.
+
+  `mode` is () for a whole decode of a batch, otherwise a word, and what it depends on.
+  """
+
+  decoders: tuple[str, ...]
+  guided: bool
+  prefix_length: int
+  raw_log_probs: bool
+  mode: tuple = ()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Sampler:
+  """A decoder of a model with sampling options; see `Model.sampler`.
+
+  `sampler(prompts, seed=...)` returns one image per prompt.
+
+  Attributes:
+    model: the `Model`; if images have a prefix, the one of `Model.with_prefix`.
+    specification: of the decoder.
+    decoder: built from the specification.
+    draft_params: its drafter's parameters; None if it has none.
+    guided: whether images are generated with guidance.
+    sampling: the sampling options.
+    active: the sampling options as the program takes them; see `Model.drop_inactive`.
+    batch_size: images decoded at once; None for as many as fit in memory.
+    names: specifications of the decoders that `function` contains: more than this one only in
+      `measure.bench`, where decoders share a program.
+    function: what is compiled: `(params, condition, keys [B], sampling, draft_params) -> result`,
+      the decoder or one that contains it.
+  """
+
+  model: Any
+  specification: Spec
+  decoder: AnyDecoder
+  draft_params: Any
+  guided: bool
+  sampling: SamplingParams
+  active: SamplingParams
+  batch_size: int | None
+  names: tuple[str, ...]
+  function: Callable[..., Any]
+  # Numbers of images and shapes of conditions that fit in memory, and that were measured.
+  _fitting: set[Hashable] = dataclasses.field(default_factory=set, init=False)
+  _measured: set[Hashable] = dataclasses.field(default_factory=set, init=False)
+
+  @classmethod
+  def build(cls, model: Any, decoder: str | Spec | None, batch_size: int | None,
+            sampling: SamplingParams | None, raw_log_probs: bool, options: Mapping[str, Any]
+            ) -> Self:
+    """Builds the sampler of a model; the arguments and errors are those of `Model.sampler`."""
+    check_concrete(options, sampling)
+    if batch_size is not None:
+      fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
+    overrides = {name: value for name, value in options.items() if name in model.engine.options}
+    parameters = {name: value for name, value in options.items() if name not in overrides}
+    if sampling is None:
+      sampling = model.sampling(**overrides)
+    elif not isinstance(sampling, SamplingParams):
+      raise ValueError(f'sampling is {sampling!r:.80}; pass model.sampling(...), such as '
+                       'model.sampling(temperature=0.9).')
+    elif overrides:
+      raise ValueError(f'{next(iter(overrides))} and sampling are both passed; pass only one of '
+                       'them.')
+    guided = is_guided(sampling)
+    specification = model.specification(decoder, batch_size=batch_size or 1, **parameters)
+    built = with_raw_log_probs(model.decoder(specification, guided=guided), raw_log_probs)
+    built.check_sampling(sampling)  # type: ignore[arg-type]  # Both are of one engine.
+    return cls(
+        model=model, specification=specification, decoder=built,
+        draft_params=model.draft_params(specification), guided=guided, sampling=sampling,
+        active=model.drop_inactive(sampling), batch_size=batch_size, names=(str(specification),),
+        function=built)
+
+  def __call__(self, prompts: Any = None, *, seed: Any = 0, progress: Progress | bool | None = None
+               ) -> Generated:
+    """Generates one image per prompt; the arguments are those of `Model.generate`.
+
+    Raises ValueError for prompts or seeds that are not supported, and for too little memory.
+    """
+    images = fitted(self.images(prompts, seed=seed))
+    warn(images)
+    return decode.generate(images, progress)
+
+  def images(self, prompts: Any = None, *, seed: Any = 0, condition: Any = None,
+             pixels: bool = True, slots: bool = True) -> Images:
+    """Returns the images of these prompts, whatever memory they need; compiles nothing.
+
+    Args:
+      prompts: as for `Model.generate`.
+      seed: as for `Model.generate`; without `pixels` also a random key: image `i` has its key `i`.
+      condition: of the prompts, if the caller has encoded them; None encodes them here.
+      pixels: whether tokens become images, by the model's image tokenizer or another program.
+      slots: whether a row whose image is complete may start the next one.
+
+    Raises:
+      ValueError: for prompts, seeds and numbers of options that are not supported.
+    """
+    check_concrete(seed)
+    model = self.model
+    prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
+    condition = model.condition(prompts) if condition is None else condition
+    # Arrays of a device would compile programs for every number of picked images.
+    condition = jax.tree.map(np.asarray, condition)
+    titles = model.conditions.titles(prompts)
+    count = len(titles)
+    for name, value in self.sampling._asdict().items():
+      if np.shape(value) not in ((), (count,)):
+        raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for '
+                         f'each of {count} images.')
+    self.decoder.check_condition(condition)
+    if pixels:
+      model.check_pixels()
+    return Images(
+        self, prompts, condition, titles,
+        prompts_lib.unknown_words(model.conditions, prompts, count),
+        prompts_lib.seeds(seed, count) if pixels else prompts_lib.seeds_or_keys(seed, count),
+        self.sampling, self.active, min(count, self.batch_size or count), slots)
+
+  @functools.cached_property
+  def text(self) -> str:
+    """The specification as text."""
+    return str(self.specification)
+
+  @functools.cached_property
+  def recorded(self) -> dict[str, Any]:
+    """The sampling options by name as plain numbers and lists, as images record them."""
+    return atomic.plain(self.model.engine.named(self.sampling))
+
+  @property
+  def guarantee(self) -> Guarantee:
+    """How images relate to the model's distribution, as far as the programs so far show."""
+    differs = self.text in self.model.same_rounding.differing
+    return self._guarantee.rounded if differs else self._guarantee
+
+  @functools.cached_property
+  def _guarantee(self) -> Guarantee:
+    return self.model.engine.guarantee(self.decoder)
+
+  @property
+  def params(self) -> Any:
+    """The parameters of the target."""
+    return self.model.params
+
+  # How much memory images need.
+
+  def estimate(self, images: Images) -> memory.Estimate:
+    """Estimates the memory that decoding images needs."""
+    return self.model.estimate(
+        self.program(), self.decoder, images.condition, images.active, self.draft_params,
+        queue=len(images) if images.slots and self.can_refill else 0)
+
+  def fitting(self, images: Images, argument: str | None) -> int:
+    """Returns the batch size, or the largest one below that fits in memory if `argument` is None.
+
+    Otherwise too little memory raises ValueError; `argument` is as for `Model.check_memory`. The
+    same number of images with conditions of the same shapes is not estimated again.
+    """
+    size = images.batch_size
+    key = (len(images), size, images.slots,
+           *map(np.shape, jax.tree.leaves(images.condition)))
+    if key in self._fitting:
+      return size
+    needs = self.estimate(images)
+    if argument is None and (most := needs.most(size)) < size:
+      return most
+    self.model.check_memory(self.specification, needs, size, argument or 'batch_size')
+    self._fitting.add(key)
+    return size
+
+  # What is compiled.
+
+  @functools.cached_property
+  def can_refill(self) -> bool:
+    """Whether a row whose image is complete can start the next one."""
+    return self.model.mesh is None and continuous_batching.supports(self.decoder)
+
+  def program(self, *mode: Any) -> ProgramKey:
+    """Returns the name of a program of the decoder."""
+    return ProgramKey(self.names, self.guided, self.model.prefix_length,
+                      getattr(self.decoder, 'raw_log_probs', False), mode)
+
+  def jitted(self) -> Callable[..., Any]:
+    """Returns the jitted `function`, which the model keeps."""
+    mesh = self.model.mesh
+    more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
+    return programs_lib.get_or_build(self.model, self.program(), lambda: programs_lib.jit(
+        self.function if mesh is None else sharding.over_images(self.function, mesh),
+        label=f'{self.names[0]}{more}', short_sums=True, inspect=self.inspect()))
+
+  def stepped(self, every: int) -> tuple[Callable[..., Any], ...]:
+    """Returns the jitted prefill, `decode.rounds` and end of a stream, which the model keeps."""
+    decoder = self.decoder
+    jit = functools.partial(
+        programs_lib.jit, short_sums=True, inspect=self.inspect('stream', every))
+    return programs_lib.get_or_build(
+        self.model, self.program('stream', every),
+        lambda: (jit(decoder.start, label=f'the prefill of {self.text}'),
+                 jit(decode.rounds(decoder, every), label=self.text),
+                 programs_lib.jit(decoder.finish, short_sums=True)))
+
+  def inspect(self, *mode: Any) -> programs_lib.Inspect | None:
+    """Returns what compares the kernels of a program with those of the baseline, or None."""
+    return self.model.same_rounding.inspect(
+        self.decoder, self.text, self.program(*mode)._replace(decoders=()))
+
+  def measure(self, condition: Any, count: int) -> None:
+    """Measures, the first time, whether a pass of `count` images rounds as the guarantee says.
+
+    The condition, NumPy arrays of at least one row, gives the shapes.
+    """
+    if self._guarantee is not Guarantee.SEED_EXACT:
+      return
+    shapes = count, *(np.shape(leaf)[1:] for leaf in jax.tree.leaves(condition))
+    if shapes not in self._measured:
+      model = self.model
+      model.same_rounding.measure(
+          self.decoder, self.text, (self.guided, model.prefix_length), model.params,
+          batches.select(condition, np.zeros(count, int)), model.mesh)
+      self._measured.add(shapes)
+
+  # How images are decoded.
+
+  def parts(self, images: Images) -> Iterator[tuple[np.ndarray, Any]]:
+    """Decodes images, `batch_size` at once: in slots if that saves rounds, or batch after batch.
+
+    Yields numbers of images, and the decoder's result for these, NumPy arrays; in total, all.
+    """
+    in_slots = len(images) > images.batch_size > 1 and images.slots and self.can_refill
+    return decode.in_slots(images) if in_slots else decode.in_batches(images)
+
+  def stream(self, images: Images, every: int, progress: bool = False) -> Iterator[Partial]:
+    """Decodes images in one batch, and yields them every few rounds; see `decode.stream`."""
+    return decode.stream(images, every, progress)
+
+  def arguments(self, images: Images, index: np.ndarray) -> tuple[Any, ...]:
+    """Returns the arguments of `function` for the images with these numbers."""
+    return self.model.params, *images.inputs(index), self.draft_params
+
+  def bound(self, images: Images, index: np.ndarray) -> Callable[[], Any]:
+    """Returns a function that decodes the images with these numbers together, divided over a mesh.
+
+    The result is not checked; it is arrays of the device, or NumPy arrays if there is a mesh.
+    """
+    run, whole = self.jitted(), self._divisible(index)
+    self.measure(images.condition, len(whole))
+    arguments = self.arguments(images, whole)
+    if self.model.mesh is None:
+      return functools.partial(run, *arguments)
+    return lambda: batches.leading(sharding.gathered(run(*arguments)), len(index))
+
+  def compile(self, images: Images, batch_size: int) -> float:
+    """Compiles `bound` for a number of images; returns the seconds that it took."""
+    index = self._divisible(np.zeros(batch_size, int))
+    return programs_lib.compiled_for(self.jitted(), *self.arguments(images, index)).seconds
+
+  def _divisible(self, index: np.ndarray) -> np.ndarray:
+    """Returns numbers of images, filled up so that all groups of a mesh decode as many."""
+    mesh = self.model.mesh
+    groups = 1 if mesh is None else mesh.shape[sharding.DATA]
+    return batches.padded(index, -(-len(index) // groups) * groups)
+
+  def refilled(self, images: Images) -> Iterator[continuous_batching.Finished]:
+    """Decodes images of discrete tokens in `batch_size` slots; a free one starts the next image.
+
+    Yields the images that became complete, which are not checked, as NumPy arrays.
+    """
+    decoder: Any = self.decoder
+    size = images.batch_size
+    self.measure(images.condition, size)
+    jitted = programs_lib.get_or_build(
+        self.model, self.program('slots', size), lambda: continuous_batching.jitted(
+            decoder, size, self.text, self.inspect('slots', size)))
+    return continuous_batching.run(
+        jitted, self.model.params, len(images), images.inputs, self.draft_params)
+
+  # What becomes of the tokens.
+
+  def check_result(self, images: Images, decoded: Any) -> Any:
+    """Returns the decoder's result; raises ValueError, by title and seed, for invalid images."""
+    if not np.all(decoded.valid):
+      self.model.engine.check_result(decoded, images.names)
+    return decoded
+
+  def result(self, images: Images, decoded: Any) -> Generated:
+    """Returns the images of the decoder's result; raises ValueError for pixels not finite.
+
+    They have no pixels if another program draws these.
+    """
+    if isinstance(images.seeds, jax.Array):
+      raise ValueError('seed is a random key, for tokens alone; request images with whole numbers.')
+    model, length = self.model, self.model.prefix_length
+    tokens, fixed = np.asarray(decoded.tokens), np.asarray(decoded.round_of_token)
+    condition = images.condition
+    if length:
+      tokens = np.concatenate([condition.tokens, tokens], axis=1)
+      fixed = np.pad(fixed, ((0, 0), (length, 0)))
+      condition = condition.condition
+    if model.handover is None:
+      # One by one: floating-point pixels of all images need many times the memory.
+      pixels = np.concatenate([_bytes(images, i, model.pixels(tokens[i:i + 1]))
+                               for i in range(len(tokens))])
+      handed = None
+    else:
+      pixels, handed = np.zeros((len(tokens), 0, 0, 3), np.uint8), model.image_tokens(tokens)
+    is_class = getattr(condition, 'ndim', 0) == 1 and np.issubdtype(condition.dtype, np.integer)
+    return Generated(
+        images=pixels, handed=handed, decoded=decoded, tokens=tokens,
+        round_of_cell=model.cells(fixed), prefix_length=length, prompts=images.titles,
+        seeds=images.seeds, decoder=self.text, guarantee=self.guarantee,
+        sampling=images.recorded, model=model.name, grid=model.grid, precision=model.precision,
+        labels=condition.tolist() if is_class else None, numbers=range(len(tokens)),
+        unknown_words=images.unknown_words)
+
+  def __repr__(self) -> str:
+    return f'Sampler({self.text!r}, {self.model!r})'
+
+
+def fitted(images: Any) -> Any:
+  """Returns images, also of a cascade, that are decoded in batches which fit in memory.
+
+  A batch size that the caller has set, and that is too large, raises ValueError.
+  """
+  sampler = images.sampler
+  argument = None if sampler.batch_size is None else 'batch_size'
+  while (size := sampler.fitting(images, argument)) < images.batch_size:
+    images = images.with_batch_size(size)
+  return images
+
+
+def fitting_images(build: Callable[[Any], Any], count: int, batch_size: Any, most: int | None = None
+                   ) -> Any:
+  """Returns `build(size)`, images with a sampler for as many at once, for the largest that fits.
+
+  `batch_size` is the caller's, which must fit, or None; `most` is then the largest, None for all.
+  """
+  size = batch_size
+  if batch_size is None:
+    size = count if most is None else min(count, most)
+  elif isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool):
+    size = min(count, int(batch_size))
+  while True:
+    images = build(size)
+    fitting = images.sampler.fitting(images, None if batch_size is None else 'batch_size')
+    if fitting == size:
+      return images
+    size = fitting  # The default decoder may be another one for a smaller batch.
+
+
+def check_concrete(*values: Any) -> None:
+  """Raises ValueError under `jax.jit`, and if an argument is traced by another transformation."""
+  if not tracing.is_concrete(jnp.zeros(()), *values):
+    raise ValueError(
+        'images were requested inside of a function that JAX traces, such as under jax.jit, '
+        'jax.vmap or jax.grad; request them outside, or call model.decoder(...) there.')
+
+
+def _bytes(images: Images, index: int, pixels: np.ndarray) -> np.ndarray:
+  """Returns the pixels `[1, H, W, 3]` of an image as uint8."""
+  if not np.isfinite(pixels).all():
+    raise ValueError(f'The image tokenizer returned NaN or infinity for {images.names[index]}; '
+                     "load the model with another dtype, such as dtype='float32'.")
+  return results.to_bytes(pixels)
