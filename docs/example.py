@@ -23,7 +23,7 @@ def example() -> dict[str, Any]:
   model = cspd_jax.load('emoji')
   served = wire.serving(model, serve.decoders(None, model, 1))
   prompt = model.prompts[0]
-  usage = wire.usage(model.request([prompt]).condition, model.num_tokens)
+  usage = wire.usage(model.images([prompt]).condition, model.num_tokens)
   images = [wire.completed_event(
       0, model.generate(prompt, seed=_SEED, decoder=spec, batch_size=1), slots=1, served=served,
       form=wire.Form(), created=0, used=usage) for spec in served.decoders.values()]

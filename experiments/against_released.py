@@ -148,16 +148,16 @@ def released_images(loops: Loops, name: str, num_tokens: int, seeds: list[tuple[
 def our_images(model: cspd_jax.Model, prompts: list[Any], condition: Any, seed: Any, sampling: Any,
                decoder: str) -> Decodes:
   """Decodes every prompt with a decoder of ours; compilation is not timed."""
-  request = model.request(prompts, seed=seed, decoder=decoder, batch_size=1, pixels=False,
-                          condition=condition, sampling=sampling)
-  request.compile(1)
-  request.bound(np.zeros(1, int))()
+  sampler = model.sampler(decoder, batch_size=1, sampling=sampling)
+  ours = sampler.images(prompts, seed=seed, condition=condition, pixels=False)
+  sampler.compile(ours, 1)
+  sampler.bound(ours, np.zeros(1, int))()
   images: list[tuple[Any, ...]] = []
-  for number in range(len(request)):
+  for number in range(len(ours)):
     start = time.perf_counter()
-    decoded = jax.device_get(request.bound(np.array([number]))())
+    decoded = jax.device_get(sampler.bound(ours, np.array([number]))())
     seconds = time.perf_counter() - start
-    request.pick([number]).check_result(decoded)
+    sampler.check_result(ours.pick([number]), decoded)
     if _is_discrete(model):
       images.append((decoded.tokens[0], decoded.rounds[0], seconds))
     else:

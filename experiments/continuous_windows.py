@@ -18,7 +18,9 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.continuous import noise
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation.model import Model, Request
+from cspd_jax.generation import decode
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.model import Model
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import acceptance, base
 from experiments.measured import check_lists, listed, write
@@ -95,35 +97,35 @@ def settings(config: Config, model: Model) -> Iterator[Setting]:
     yield Setting(f'`{decoder}`', decoder, options)
 
 
-def prepare(config: Config) -> list[tuple[Setting, Request]]:
-  """Loads the models and prepares the requests."""
+def prepare(config: Config) -> list[tuple[Setting, Images]]:
+  """Loads the models and prepares the images."""
   prepared = []
   check_lists(config, 'model', 'window', 'guidance_scale')
   for name in config.model:
     model = inputs.model(groups.LoadFlags(name), engine='continuous')
     for setting in settings(config, model):
       prompts = [model.prompts[i % len(model.prompts)] for i in range(config.num_images)]
-      request = model.request(
+      images = model.images(
           prompts, setting.options, seed=config.seed, decoder=setting.decoder,
           batch_size=config.batch_size, pixels=False)
       if setting.raster:
-        decoder: Any = dataclasses.replace(request.sampler.decoder, orders=noise.raster_orders)
-        request = dataclasses.replace(request, sampler=dataclasses.replace(
-            request.sampler, decoder=decoder, function=decoder,
+        decoder: Any = dataclasses.replace(images.sampler.decoder, orders=noise.raster_orders)
+        images = dataclasses.replace(images, sampler=dataclasses.replace(
+            images.sampler, decoder=decoder, function=decoder,
             names=(f'{setting.decoder}, raster',)))
-      prepared.append((setting, request))
+      prepared.append((setting, images))
   return prepared
 
 
-def measured(setting: Setting, request: Request) -> dict[str, Any]:
+def measured(setting: Setting, images: Images) -> dict[str, Any]:
   """Returns the row of a setting."""
-  decoded, count = request.decode(), len(request)
+  decoded, count = decode.decoded(images), len(images)
   size = decoded.tokens.shape[1]
   calls, rounds = decoded.costs.head_calls.sum(), decoded.rounds.sum()
   share = lambda tests: float(tests.accepted.sum() / tests.tested.sum()) if (
       tests.tested.any()) else None
   return dict(
-      model=request.sampler.model.name, setting=setting.words, decoder=setting.decoder,
+      model=images.sampler.model.name, setting=setting.words, decoder=setting.decoder,
       options=setting.options,
       **base.entries(dict(tokens_per_pass=acceptance.tokens_per_pass(decoded))),
       passes_per_token=float(decoded.costs.target_passes.sum() / (count * size)),

@@ -137,7 +137,7 @@ def rounding(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
   return dict(
       dtype=str(jax.tree.leaves(bench.model.params)[0].dtype), decoder=text,
       window=bench.check(text).drafter.tree.num_nodes + 1, batch_size=bench.batch_size,
-      guarantee=bench.request(text).sampler.guarantee,
+      guarantee=bench.images(text).sampler.guarantee,
       log_probs_in_window=float(np.mean(sample.decoded.log_probs != window.decoded.log_probs)),
       same_shapes=same_shapes, num_tokens=tokens.size,
       images=float(np.mean(differ.any(axis=1))), tokens=float(np.mean(differ)),

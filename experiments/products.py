@@ -64,8 +64,8 @@ _IMAGES = 8
 
 
 def _image_of_demo() -> tuple[Callable[..., Any], tuple[Any, ...]]:
-  made = cspd_jax.load('demo').request(['cat'], seed=0, pixels=False)
-  return made.sampler.function, made.arguments(np.array([0]))
+  images = cspd_jax.load('demo').images(['cat'], seed=0, pixels=False)
+  return images.sampler.function, images.sampler.arguments(images, np.array([0]))
 
 
 def _tokenizer(function: Callable[..., Any], inputs: Any

@@ -37,7 +37,8 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation.model import Request
+from cspd_jax.generation import decode
+from cspd_jax.generation.images import Images
 from cspd_jax.measure.tables import Table
 from cspd_jax.models.conditions import Prompt
 from experiments import measured
@@ -120,13 +121,13 @@ class _Server:
 
 
 @contextlib.contextmanager
-def _serving(config: Config, request: Request) -> Iterator[_Server]:
+def _serving(config: Config, images: Images) -> Iterator[_Server]:
   """Starts a server for such images and yields it when it is ready; ends it with SIGTERM."""
   with socket.create_server(('127.0.0.1', 0)) as free:
     port = free.getsockname()[1]
   flags = [f'--{name}={value}' for name, value in inputs.overrides(config.loading).items()]
-  if isinstance(request.condition, Prompt):  # Longer prompts would make every pass longer.
-    flags.append(f'--prompt_length={request.condition.tokens.shape[-1]}')
+  if isinstance(images.condition, Prompt):  # Longer prompts would make every pass longer.
+    flags.append(f'--prompt_length={images.condition.tokens.shape[-1]}')
   process = subprocess.Popen([
       sys.executable, '-m', 'cspd_jax.commands.serve', f'--port={port}',
       f'--decoder={config.decoder}', f'--slots={config.slots}', f'--queue={max(config.clients)}',
@@ -148,11 +149,11 @@ def _serving(config: Config, request: Request) -> Iterator[_Server]:
     process.kill()
 
 
-def _offline(model: cspd_jax.Model, request: Request, passes: float) -> _Cost:
+def _offline(model: cspd_jax.Model, images: Images, passes: float) -> _Cost:
   """Returns the cost of the images without a server; their passes are known."""
   start, processor = time.perf_counter(), time.process_time()
-  model.generate(request.prompts, seed=request.seeds, decoder=request.sampler.specification,
-                 batch_size=request.batch_size)
+  model.generate(images.prompts, seed=images.seeds, decoder=images.sampler.specification,
+                 batch_size=images.batch_size)
   return _Cost(time.perf_counter() - start, time.process_time() - processor, passes)
 
 
@@ -171,11 +172,11 @@ def _served(server: _Server, prompts: list[str], clients: int) -> tuple[_Cost, l
   return _Cost(*(after - before for before, after in zip(start, server.cost))), latencies
 
 
-def _passes(request: Request) -> float:
+def _passes(images: Images) -> float:
   """Returns the passes of the images, each over `batch_size` slots; compiles them as well."""
-  if request.batch_size == 1:
-    return float(np.sum(request.decode().rounds))
-  return float(sum(part.rounds for part in request.refilled()))
+  if images.batch_size == 1:
+    return float(np.sum(decode.decoded(images).rounds))
+  return float(sum(part.rounds for part in images.sampler.refilled(images)))
 
 
 def _compile(server: _Server, prompts: list[str]) -> None:
@@ -188,15 +189,15 @@ def _compile(server: _Server, prompts: list[str]) -> None:
       time.sleep(0.5)
 
 
-def _rows(config: Config, model: cspd_jax.Model, request: Request, server: _Server
+def _rows(config: Config, model: cspd_jax.Model, images: Images, server: _Server
           ) -> Iterator[dict[str, Any]]:
   """Yields a row of the table for each number of clients."""
-  prompts, first, size, after = request.prompts, None, None, None
+  prompts, first, size, after = images.prompts, None, None, None
   for clients in config.clients:
     before = after if size == min(clients, config.slots) else None
     size = min(clients, config.slots)
-    request = dataclasses.replace(request, batch_size=size)
-    offline = functools.partial(_offline, model, request, _passes(request))
+    images = dataclasses.replace(images, batch_size=size)
+    offline = functools.partial(_offline, model, images, _passes(images))
     _compile(server, prompts[:clients])
     before = before or offline()
     served, latencies = _served(server, prompts, clients)
@@ -279,10 +280,10 @@ def main(config: Config) -> None:
   report = Report(config.workdir)
   model = inputs.model(config.loading, engine='discrete', one_group=inputs.MEASURED)
   prompts = [str(model.prompts[i % len(model.prompts)]) for i in range(config.num_images)]
-  request = model.request(prompts, seed=list(range(config.num_images)), decoder=config.decoder,
-                          batch_size=config.slots)
-  with _serving(config, request) as server:
-    rows = measured.listed(_COLUMNS, _rows(config, model, request, server))
+  images = model.images(prompts, seed=list(range(config.num_images)), decoder=config.decoder,
+                        batch_size=config.slots)
+  with _serving(config, images) as server:
+    rows = measured.listed(_COLUMNS, _rows(config, model, images, server))
     first = float(np.median([_first_picture(server, prompt) for prompt in prompts[:8]]))
     print(f'first partial picture after {first:.0%} of the time of an image', flush=True)
     soak = _soak(server, prompts, config.soak, 2 * config.slots) if config.soak else None

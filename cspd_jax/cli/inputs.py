@@ -16,6 +16,7 @@ from cspd_jax import families, sharding
 from cspd_jax.cli import fields, groups
 from cspd_jax.files import paths
 from cspd_jax.generation import prompts as prompts_lib
+from cspd_jax.generation.cascade import Cascade
 
 
 def overrides(group: Any) -> dict[str, Any]:
@@ -151,14 +152,18 @@ def _prompts(group: groups.Images, of: cspd_jax.Model) -> list[Any]:
                        "--prompt='...', or --prompts=FILE.")
   if not prompts:
     raise ValueError('there is no prompt; give at least one.')
-  reader = of if of.prior is None else of.prior  # Its own condition would be drawn.
-  reader.condition(prompts)
+  _reader(of).condition(prompts)
   return prompts
+
+
+def _reader(of: cspd_jax.Model) -> cspd_jax.Model:
+  """Returns the model that reads prompts: of a cascade the prior, whose tokens would be drawn."""
+  return of.prior if isinstance(of, Cascade) else of
 
 
 def _split(text: str, of: cspd_jax.Model) -> list[str]:
   """The prompts of a text: itself if it is a description, else the classes between its commas."""
-  of = of if of.prior is None else of.prior
+  of = _reader(of)
   if of.prompts and getattr(of.condition(of.prompts[:1]), 'ndim', None) == 1:
     try:
       of.condition([text])  # The name of a class may have commas of its own.

@@ -42,7 +42,9 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import atomic, locks
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import defaults
-from cspd_jax.generation.model import Request
+from cspd_jax.generation.cascade import Cascade
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.sampler import fitted
 from cspd_jax.generation.results import Generated
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.timing import Compared
@@ -110,7 +112,7 @@ class CompareJob(NamedTuple):
 
   config: Config
   model: cspd_jax.Model
-  requests: dict[str, Request]  # Of the same images, by name of the decoder.
+  images: dict[str, Images]  # The same ones, by name of the decoder.
   left_out: dict[str, str]  # Reasons why other decoders cannot run, by name.
   prompts: list[Any]
   sampling: Any
@@ -122,7 +124,7 @@ class CompareJob(NamedTuple):
   def files(self) -> dict[str, str]:
     """The names of the grids of images by decoder; empty if another program draws the pixels."""
     names: dict[str, str] = {}
-    for decoder in self.requests if self.model.handover is None else ():
+    for decoder in self.images if self.model.handover is None else ():
       word = re.sub(r'\W+', '_', decoder).strip('_')
       same = sum(name.startswith(f'images_{word}.') for name in names.values())
       names[decoder] = f'images_{word}.{same + 1}.png' if same else f'images_{word}.png'
@@ -158,12 +160,14 @@ def prepare(config: Config) -> CompareJob:
     raise ValueError('paired is True, but another program draws the pixels; leave it out.')
   captions = scenes.captions(model, prompts) if config.asked else None
   # The prior draws the same condition for all decoders.
-  first = None if model.prior is None else model.prior.generate(prompts, progress=False)
-  condition = model.condition(prompts if first is None else first.tokens)
-  requests = {name: model.request(
-      prompts, seed=seed, decoder=specification, batch_size=1, pixels=False,
-      sampling=sampling, condition=condition) for name, specification in specifications.items()}
-  return CompareJob(config, model, requests, left_out, prompts, sampling, captions, untimed, first)
+  first = model.prior.generate(prompts, progress=False) if isinstance(model, Cascade) else None
+  drawing = model.second if isinstance(model, Cascade) else model
+  condition = drawing.condition(prompts if first is None else first.tokens)
+  images = {name: fitted(
+      drawing.sampler(specification, batch_size=1, sampling=sampling).images(
+          prompts, seed=seed, condition=condition, pixels=False))
+            for name, specification in specifications.items()}
+  return CompareJob(config, model, images, left_out, prompts, sampling, captions, untimed, first)
 
 
 def _check_choice(config: Config) -> None:
@@ -242,7 +246,7 @@ def _headline(job: CompareJob) -> str:
       if value != usual[name] or name in ('guidance_scale', 'temperature'))
   count = len(job.prompts)
   return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.engine.name} tokens with '
-          f'{len(job.requests)} decoders; model {model.name} on {model.where}, {options}')
+          f'{len(job.images)} decoders; model {model.name} on {model.where}, {options}')
 
 
 def _baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:
@@ -257,10 +261,10 @@ def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, A
   """Returns a row per decoder; times are None before they are measured."""
   model, images, entries = job.model, job.files, []
   name = _baseline(model.engine, {
-      name: program.sampler.specification for name, program in job.requests.items()})
+      name: program.sampler.specification for name, program in job.images.items()})
   first = None if name is None else compared.get(name)
   for name, result in compared.items():
-    sampler, decoded = job.requests[name].sampler, result.sample.decoded
+    sampler, decoded = job.images[name].sampler, result.sample.decoded
     row = dict(
         decoder=name, specification=str(sampler.specification),
         guarantee=sampler.guarantee,
@@ -384,7 +388,7 @@ def _draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
     if (name := row['decoder']) in images:
       grid.save_grid(report.path(row['images']), images[name], captions=captions,
                      title=f'{name}: {", ".join(phrases)}')
-  if len(compared) < len(job.requests) and images:  # The grid is enough to look at.
+  if len(compared) < len(job.images) and images:  # The grid is enough to look at.
     return
   shown = {name: value[:_MAPPED] for name, value in images.items()}
   on_grid = lambda values: model.cells(values)[:_MAPPED]
@@ -433,9 +437,9 @@ def _look(job: CompareJob, start: float, compared: Mapping[str, Compared]) -> No
   """Writes the report before times are measured, and prints where the pictures are."""
   rows = _write(job, compared)
   if job.config.all and len(rows) == 1:
-    seconds = (time.monotonic() - start) * len(job.requests) + job.config.budget
-    progress.say(f'{len(job.requests)} decoders take about {seconds / 60:.0f} minutes at this pace')
-  name = _MAPS if len(rows) == len(job.requests) or not job.files else rows[0]['images']
+    seconds = (time.monotonic() - start) * len(job.images) + job.config.budget
+    progress.say(f'{len(job.images)} decoders take about {seconds / 60:.0f} minutes at this pace')
+  name = _MAPS if len(rows) == len(job.images) or not job.files else rows[0]['images']
   progress.say(f'look at {job.folder}/{name}')
 
 
@@ -450,11 +454,11 @@ def main(config: Config) -> None:
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
     others, count = 1 + (config.paired and job.model.engine.seed_exact), len(job.prompts)
-    counted = f'image{"s"[:count != 1]} x {len(job.requests)} decoders'
-    with (compilations.reported(len(job.requests) + others),
+    counted = f'image{"s"[:count != 1]} x {len(job.images)} decoders'
+    with (compilations.reported(len(job.images) + others),
           progress.bar(f'{count} {counted}') as show):
       compared = timing.compare(
-          job.requests, captions=job.captions, repeats=_REPEATS, budget=config.budget,
+          job.images, captions=job.captions, repeats=_REPEATS, budget=config.budget,
           steady=_STEADY, untimed=() if job.untimed is None else (job.untimed,),
           show=progress.say, progress=show, look=functools.partial(_look, job, time.monotonic()))
     rows = _write(job, compared)

@@ -29,7 +29,7 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields, progress
 from cspd_jax.files import atomic, paths
-from cspd_jax.generation import gallery as gallery_lib, results, run as run_lib
+from cspd_jax.generation import gallery as gallery_lib, given_rows, results, run as run_lib
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.metrics import evaluation
 
@@ -66,7 +66,8 @@ class Config:
   images: groups.Images = groups.Images()
   decoder: str | None = None
   sampling: groups.SamplingFlags = groups.SamplingFlags()
-  prior: groups.PriorFlags = groups.PriorFlags()
+  prior: groups.SamplingFlags = dataclasses.field(
+      default=groups.SamplingFlags(), metadata={'nested': True})
   prefix: str | None = None
   rows: int | None = None
   batch_size: int | None = None
@@ -96,16 +97,19 @@ def main(config: Config) -> None:
   features = None
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
+  if config.prefix is not None or config.rows is not None:
+    model = model.with_prefix(given_rows.tokens(model, config.prefix, config.rows, len(prompts)))
+  options = inputs.overrides(config.sampling)
+  if prior := inputs.overrides(config.prior):
+    options |= dict(prior=prior)
   prepared = functools.partial(
-      model.request, prompts, inputs.overrides(config.sampling) | inputs.overrides(config.prior),
-      seed=seed, decoder=config.decoder, max_batch_size=_MOST_AT_ONCE, prefix=config.prefix,
-      rows=config.rows)
+      model.images, prompts, options, seed=seed, decoder=config.decoder, most=_MOST_AT_ONCE)
   stored = run_lib.batch_size_of(config.output, not config.overwrite)
-  request = prepared(batch_size=config.batch_size or stored)
+  images = prepared(batch_size=config.batch_size or stored)
   if config.overwrite and config.batch_size is None and stored is not None and (
-      not gallery_lib.resumes(request, config.output, features)):
-    request = prepared(batch_size=None)  # The run that was stopped is another one.
-  gallery = Gallery(request, config.output, features=features, overwrite=config.overwrite,
+      not gallery_lib.resumes(images, config.output, features)):
+    images = prepared(batch_size=None)  # The run that was stopped is another one.
+  gallery = Gallery(images, config.output, features=features, overwrite=config.overwrite,
                     process=process)
   if gallery.is_complete:
     print(f'The images in {gallery.folder} are complete; pass --overwrite to generate them again.')
@@ -114,10 +118,10 @@ def main(config: Config) -> None:
   if config.stream is not None:
     place = paths.file('stream', config.stream)
     # The images of a batch next to each other, in place of the previous picture.
-    watch = lambda images: atomic.write(
-        place, results.encoded(np.concatenate(list(images), axis=1)))
+    watch = lambda pixels: atomic.write(
+        place, results.encoded(np.concatenate(list(pixels), axis=1)))
   print(f'{gallery.headline}\n{gallery.estimate}', flush=True)
-  for line in request.unread:
+  for line in images.unread:
     progress.note(f'warning: {line}')
   # A decoder and the image tokenizer; streamed images have a program for the prefill as well.
   with (compilations.reported(2 if watch is None else 3) as compiled,

@@ -26,6 +26,7 @@ from cspd_jax.decoding.tree import MAX_NODES, chain
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import engines, memory
+from cspd_jax.generation.cascade import Cascade
 from cspd_jax.measure import tables
 
 # Images that a pass is traced with: the program has an instruction for each.
@@ -106,9 +107,9 @@ def main(config: Config) -> None:
   report = Report(config.output, program='cspd-inspect')
   roles = families.roles(config.model)
   stages = {'': (model, roles)}
-  if model.prior is not None:
+  if isinstance(model, Cascade):
     of_prior = None if roles is None else list(engines.of_prior(dict.fromkeys(roles)))
-    stages = {engines.PRIOR: (model.prior, of_prior), **stages}
+    stages = {engines.PRIOR: (model.prior, of_prior), '': (model.second, roles)}
   conditions = {prefix: _condition(config, stage) for prefix, (stage, _) in stages.items()}
   shown, caches = list[tables.Table](), dict[str, Any]()
   for prefix, (stage, own_roles) in stages.items():

@@ -122,7 +122,7 @@ def prepare(config: Config) -> Plan:
   bench = Bench(model, prompts, seed=seed,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
   # Candidates need hardly more memory than the baseline: a cache with a few more slots.
-  bench.request(bench.baseline, batch_size=max(config.batch_size), count=max(config.batch_size))
+  bench.images(bench.baseline, batch_size=max(config.batch_size), count=max(config.batch_size))
   return _candidates(config, bench)._replace(place=place)
 
 
@@ -260,7 +260,7 @@ def _row(bench: Bench, run: tuning.TimedRun, size: int, predicted: tuning.Predic
   seconds, baseline = measured.get(run.decoder), measured.get(bench.baseline)
   return dict(
       batch_size=size, decoder=run.decoder,
-      guarantee=bench.request(run.decoder).sampler.guarantee, tokens=run.tokens,
+      guarantee=bench.images(run.decoder).sampler.guarantee, tokens=run.tokens,
       accepted=run.accepted, rounds=float(run.rounds.mean()), rounds_of_batch=predicted.rounds,
       ms_per_round=1e3 * predicted.round_seconds, predicted_seconds=predicted.seconds,
       measured_seconds=seconds, images_per_hour=3600 / (seconds or predicted.seconds),

@@ -1,5 +1,6 @@
 """The description of a model family, and the registry of families."""
 
+import dataclasses
 import functools
 import importlib.metadata
 import shlex
@@ -98,7 +99,9 @@ class Parts(NamedTuple):
       return None
     text = {role: part for role, part in self.loaded.items() if role == 'text'}
     loaded = text | {'target': self.loaded['prior']} | engines.of_prior(self.loaded)
-    return build(Parts(f'{self.name}/prior', loaded, engines.of_prior(self.defaults)))
+    prior = build(Parts(f'{self.name}/prior', loaded, engines.of_prior(self.defaults)))
+    return dataclasses.replace(prior, remedy=lambda network: (
+        f'load it with {engines.PRIOR}{role_of(network)}=FOLDER'))
 
 
 def is_described(loaded: Loaded) -> bool:

@@ -24,6 +24,7 @@ from cspd_jax.files import paths, store, weights
 from cspd_jax.files.store import CheckpointError, Loaded
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.engines import AnyDecoder
+from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.model import Model
 
 # Networks that decoding of tokens does not use; they stay on one device.
@@ -103,16 +104,13 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
                           f'with cspd-convert --output={folder}, or pass target=.')
   model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
-  model = dataclasses.replace(model, remedy=functools.partial(
+  advised = lambda model: dataclasses.replace(model, mesh=mesh, remedy=functools.partial(
       family.remedy, str(name_or_folder), model.config))
-  if cache_dtype is not None:
-    model = model.with_cache_dtype(cache_dtype)
-  return model if mesh is None else _over(model, mesh)
-
-
-def _over(model: Model, mesh: jax.sharding.Mesh) -> Model:
-  """Returns a model, and its prior, that is divided over a mesh."""
-  return dataclasses.replace(model, mesh=mesh, prior=model.prior and _over(model.prior, mesh))
+  cached = lambda model: model if cache_dtype is None else model.with_cache_dtype(cache_dtype)
+  if isinstance(model, Cascade):
+    prior = dataclasses.replace(model.prior, mesh=mesh)
+    return Cascade(cached(prior), cached(advised(model.second)))
+  return cached(advised(model))
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:
@@ -245,7 +243,7 @@ def decoder(specification: str | Spec, model: Model, *, guided: bool = True) -> 
   For a target of your own, `cspd_jax.decoding.build` has the same text. Raises ValueError for a
   specification that the model does not support, and for arguments of other types.
   """
-  if not isinstance(model, Model):
+  if not isinstance(model, Model | Cascade):
     remedy = ('pass the text first, then the model: cspd_jax.decoder(text, model)'
               if isinstance(model, str | Spec) else
               'pass the model of cspd_jax.load; for a target of your own, call '

@@ -1,6 +1,6 @@
 """Tar: a language model writes text-aligned codes, and AR-DTok writes the image that they describe.
 
-Each of the two is a model of its own; AR-DTok's has the other one as its prior.
+Each of the two is a model of its own, and both together are a `Cascade`.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ from cspd_jax.families.decoder_only import EAGLE, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind
+from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Handover
 from cspd_jax.models import eagle, early_fusion, tar, transformer, vq
@@ -46,7 +47,7 @@ def build_prior(parts: Parts) -> Model:
       lambda tokens: {'codes': tokens.astype(np.int32)}, 384 // config.height, _ADVICE))
 
 
-def build(parts: Parts) -> Model:
+def build(parts: Parts) -> Model | Cascade:
   """Builds a model of its networks; raises ValueError unless they belong together."""
   target = parts.loaded['target']
   bridge = parts.loaded.get('bridge')
@@ -75,7 +76,7 @@ def build(parts: Parts) -> Model:
   model = decoder_only.build(
       parts, FAMILY, tar.logits_and_features, _conditions(config),
       decoder_only.image_tokenizer(parts.loaded.get('tokenizer'), config))
-  return model if prior is None else model.with_prior(prior)
+  return model if prior is None else Cascade(prior, model)
 
 
 def _conditions(config: tar.TarConfig) -> Conditions:

@@ -18,7 +18,6 @@ from cspd_jax.decoding import specification as specification_lib
 from cspd_jax.files import atomic, matrices, run_folder
 from cspd_jax.generation import cascade, decode as decode_lib
 from cspd_jax.generation.images import Images
-from cspd_jax.generation.model import Model
 
 
 def run(images: Images, folder: str | os.PathLike) -> Iterator[tuple[np.ndarray, Any]]:
@@ -79,7 +78,8 @@ def settings(images: Any) -> dict[str, Any]:
   reads_codebook = model.codebook is not None and specification_lib.reads_codebook(
       sampler.specification)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
-  return {'prior': settings(first) for first in before} | dict(
+  prior = {'prior': settings(first) for first in before}
+  return prior | dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
       grid=list(model.grid), config=digest_of(repr(model.config)),
       decoder=str(sampler.specification), draft_parameters=fingerprint(sampler.draft_params),

@@ -21,7 +21,10 @@ from cspd_jax.core.sampling import is_guided
 from cspd_jax.decoding import continuous_batching, specification as discrete
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
-from cspd_jax.generation.model import Model, Request
+from cspd_jax.generation import decode
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.sampler import fitted
 from cspd_jax.metrics.base import Sample
 
 
@@ -84,9 +87,9 @@ class Bench:
   def _condition(self) -> Any:
     return self.model.condition(self.prompts)
 
-  def request(self, specification: Any, sampling: Any = None, *, batch_size: int | None = None,
-              count: int | None = None, seed: Any = None) -> Request:
-    """Returns the request of the first `count` images; None for one per prompt.
+  def images(self, specification: Any, sampling: Any = None, *, batch_size: int | None = None,
+             count: int | None = None, seed: Any = None) -> Images:
+    """Returns the first `count` images; None for one per prompt.
 
     If there are more images than prompts, the prompts repeat, but the images differ. The seed may
     be a random key; options that are None are those of the bench. What the decoder or the memory of
@@ -96,17 +99,17 @@ class Bench:
     seed = self.seed if seed is None else seed
     if np.ndim(seed):
       seed = [(seed[i % total], i // total) for i in range(count)]
-    request = self.model.request(
+    sampler = self.model.sampler(
+        self.text(specification), sampling=self.sampling if sampling is None else sampling,
+        batch_size=self.batch_size if batch_size is None else batch_size)
+    images = fitted(sampler.images(
         [self.prompts[i % total] for i in range(count)], seed=seed, slots=False, pixels=False,
-        decoder=self.text(specification), condition=self.condition(count),
-        batch_size=self.batch_size if batch_size is None else batch_size,
-        sampling=self.sampling if sampling is None else sampling)
-    sampler = request.sampler
+        condition=self.condition(count)))
     name, guided = sampler.names[0], sampler.guided
     members = self._members(name, guided)
     if len(members) == 1:
-      return request
-    return dataclasses.replace(request, sampler=dataclasses.replace(
+      return images
+    return dataclasses.replace(images, sampler=dataclasses.replace(
         sampler, names=members,
         function=one_of([self.decoder(member, guided) for member in members]),
         draft_params=(np.int32(members.index(name)), sampler.draft_params)))
@@ -117,7 +120,7 @@ class Bench:
     name = self.text(specification), *(np.asarray(leaf).tobytes() for leaf in sampling)
     if name not in self._samples:
       self._samples[name] = dataclasses.replace(
-          self._decode(self.request(specification, sampling)), captions=self.captions)
+          self._decode(self.images(specification, sampling)), captions=self.captions)
     return self._samples[name]
 
   def reference(self, sets: int) -> tuple[Sample, list[Sample]]:
@@ -137,17 +140,17 @@ class Bench:
     """Decodes `sets` times as many images with the baseline and seed 1 or 2 of two others."""
     # They differ from those of all images, whose numbers are much smaller.
     seed = jax.random.fold_in(random_lib.seed_key(np.ravel(self.seed)[0]), 2**32 - number)
-    return self._decode(self.request(
+    return self._decode(self.images(
         self.baseline, count=sets * len(self.prompts), seed=seed))
 
   def runs(self, specification: Any, batch_size: int = 1, batches: int = 1,
            sampling: Any = None) -> list[Callable[[], Any]]:
     """Returns functions to be timed, compiled and run once, that each decode a batch of images."""
-    request = self.request(
+    images = self.images(
         specification, sampling, batch_size=batch_size, count=batch_size * batches)
-    calls = [request.bound(np.arange(first, first + batch_size))
+    calls = [images.sampler.bound(images, np.arange(first, first + batch_size))
              for first in range(0, batch_size * batches, batch_size)]
-    if self._compile(request):
+    if self._compile(images):
       jax.block_until_ready(calls[0]())
     return calls
 
@@ -164,25 +167,25 @@ class Bench:
     It is compiled and has run once. Images and prompts are those of `run`; the row of a complete
     image starts the next one. For decoders of discrete tokens.
     """
-    request = self.request(specification, batch_size=batch_size)
+    images = self.images(specification, batch_size=batch_size)
     # A few images may need fewer slots than all of them.
     few = dataclasses.replace(
-        request.pick(range(min(len(request), batch_size))), batch_size=request.batch_size)
-    list(few.refilled())
-    return lambda: list(request.refilled())
+        images.pick(range(min(len(images), batch_size))), batch_size=images.batch_size)
+    list(few.sampler.refilled(few))
+    return lambda: list(images.sampler.refilled(images))
 
-  def _decode(self, request: Request) -> Sample:
-    self._compile(request)
-    decoded = request.decode()
-    return Sample(decoded, request.condition, request.sampling, None, self.batch_size)
+  def _decode(self, images: Images) -> Sample:
+    self._compile(images)
+    decoded = decode.decoded(images)
+    return Sample(decoded, images.condition, images.sampling, None, self.batch_size)
 
-  def _compile(self, request: Request) -> bool:
-    """Compiles the program of a request unless this bench has; returns whether it did."""
-    program = request.sampler.program()
-    name = program, request.batch_size, jax.tree.structure(request.active)
+  def _compile(self, images: Images) -> bool:
+    """Compiles the program of images unless this bench has; returns whether it did."""
+    program = images.sampler.program()
+    name = program, images.batch_size, jax.tree.structure(images.active)
     if name in self._compiled and program in self.model.programs:
       return False
-    self.seconds += request.compile(request.batch_size)
+    self.seconds += images.sampler.compile(images, images.batch_size)
     self._compiled.add(name)
     return True
 

@@ -90,7 +90,7 @@ def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
     compared = Sample(sample.decoded, sample.condition, sample.sampling, reference.sample,
                       sample.batch_size, sample.captions)
     guarantee, (drafter, *verifier) = (
-        bench.request(text).sampler.guarantee, spec_lib.parse(text).parts)
+        bench.images(text).sampler.guarantee, spec_lib.parse(text).parts)
     figures = dict(
         decoder=text, drafter=str(drafter), verifier=str(verifier[0]) if verifier else None,
         guarantee=guarantee,

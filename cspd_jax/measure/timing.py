@@ -12,7 +12,7 @@ from cspd_jax.core import fields
 from cspd_jax.core.batches import Progress, concatenated
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.tree import Tree
-from cspd_jax.generation.model import Request
+from cspd_jax.generation.images import Images
 from cspd_jax.metrics.base import Sample
 
 Name = TypeVar('Name', bound=Hashable)
@@ -128,7 +128,7 @@ def noise(seconds: np.ndarray) -> float | None:
   return float(deviation / np.sqrt(turns * images) / seconds.mean())
 
 
-def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None = None,
+def compare(images: Mapping[str, Images], *, captions: Sequence[str] | None = None,
             repeats: int = 3, budget: float | None = None, steady: float = 0.0,
             untimed: Collection[str] = (),
             show: Callable[[str], None] = lambda line: None,
@@ -141,7 +141,7 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
   decoders alternate on every image, so that a change in the machine's load affects all of them.
 
   Args:
-    requests: by name of the decoder, the requests of the same images.
+    images: by name of the decoder, the same images.
     captions: those of `metrics.base.Sample`.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the seconds of all timed runs; the first run of each always completes.
@@ -151,42 +151,43 @@ def compare(requests: Mapping[str, Request], *, captions: Sequence[str] | None =
     progress: called with the number of images decoded so far and in total.
     look: called with the first decoder that has generated its images, and with all of them.
   """
-  images = range(len(next(iter(requests.values()))))
+  numbers = range(len(next(iter(images.values()))))
   runs: dict[tuple[int, str], Callable[[], Any]] = {}
   compared: dict[str, Compared] = {}
-  count = len(images) * len(requests)
-  total = count + repeats * len(images) * (len(requests) - len(untimed))
+  count = len(numbers) * len(images)
+  total = count + repeats * len(numbers) * (len(images) - len(untimed))
   report = lambda done: progress(done, total)
-  for name, request in requests.items():
-    compile_seconds = request.compile(1)
-    runs |= {(i, name): request.bound(np.array([i])) for i in images}
+  for name, each in images.items():
+    sampler = each.sampler
+    compile_seconds = sampler.compile(each, 1)
+    runs |= {(i, name): sampler.bound(each, np.array([i])) for i in numbers}
     results = []
-    for i in images:
-      results.append(request.pick([i]).check_result(jax.device_get(runs[i, name]())))
-      report(len(compared) * len(images) + i + 1)
+    for i in numbers:
+      results.append(sampler.check_result(each.pick([i]), jax.device_get(runs[i, name]())))
+      report(len(compared) * len(numbers) + i + 1)
     decoded = concatenated(results)
     show(f'{name}: {", ".join(map(str, decoded.rounds))} forward passes')
     compared[name] = Compared(
-        Sample(decoded, jax.device_get(request.condition), request.sampling, batch_size=1,
+        Sample(decoded, jax.device_get(each.condition), each.sampling, batch_size=1,
                captions=captions),
         compile_seconds)
-    if len(compared) in (1, len(requests)):
+    if len(compared) in (1, len(images)):
       look(compared)
-  timed = [name for name in requests if name not in untimed]
+  timed = [name for name in images if name not in untimed]
   passes = {name: compared[name].sample.decoded.rounds for name in timed}
 
   def noises(seconds: Mapping[tuple[int, str], Sequence[float]]) -> dict[str, float | None]:
     """The noise of every timed decoder, relative to the first one."""
-    pace = {name: np.array([seconds[i, name] for i in images]).T / passes[name] for name in timed}
+    pace = {name: np.array([seconds[i, name] for i in numbers]).T / passes[name] for name in timed}
     return {name: noise(pace[name] / pace[timed[0]]) for name in timed[1:]}
 
   timings = measure(
-      {(i, name): runs[i, name] for i in images for name in timed}, repeats, warmup=0,
+      {(i, name): runs[i, name] for i in numbers for name in timed}, repeats, warmup=0,
       budget=budget, until=lambda seconds: len(timed) > 1 and all(
           value is not None and value < steady for value in noises(seconds).values()),
-      progress=lambda turn, _: report(count + turn * len(images) * len(timed)))
+      progress=lambda turn, _: report(count + turn * len(numbers) * len(timed)))
   report(total)  # Fewer runs may be enough, or all that the budget allows.
   noise_of = noises({key: timing.seconds.tolist() for key, timing in timings.items()})
   return compared | {name: compared[name]._replace(
-      seconds=np.array([timings[i, name].median for i in images]),
+      seconds=np.array([timings[i, name].median for i in numbers]),
       timed_runs=len(timings[0, name].seconds), noise=noise_of.get(name)) for name in timed}

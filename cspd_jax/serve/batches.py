@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cspd_jax.generation.model import Request
-from cspd_jax.generation.runner import Runner
+from cspd_jax.generation.cascade import CascadeImages
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.slots import FinishedImage, Runner
 
 # The last images of a decoder, whose seconds predict those of the images in the queue.
 _RECENT = 32
@@ -30,20 +31,19 @@ class ImageJob:
   """An image that is to be decoded.
 
   Attributes:
-    request: of one image.
+    images: one image, also of a cascade.
     decoder: the name of its runner.
-    listener: called in the engine's thread, which it must not block: with a `run.Partial` after
-      every step, if the image is watched, and once at the end, with a `runner.FinishedImage`, a
+    listener: called in the engine's thread, which it must not block: with a `decode.Partial` after
+      every step, if the image is watched, and once at the end, with a `slots.FinishedImage`, a
       `DeviceError`, or a `ClosedError` after `Engine.abandon`. After `Engine.cancel` it is not
       called.
     watched: whether the listener is called after every step, which is one round then.
     created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
     slots: the number of slots of the program that decodes it, once it has one.
-
-  The request waits for the tokens of its prior, if it has one, until they are complete.
+    drawn: of a cascade the tokens of the prior, once they are complete.
   """
 
-  request: Request
+  images: Any
   decoder: str
   listener: Callable[[Any], None]
   watched: bool = False
@@ -51,6 +51,12 @@ class ImageJob:
   started: float | None = None
   slots: int = 0
   cancelled: bool = False
+  drawn: FinishedImage | None = None
+
+  @property
+  def waits_for_prior(self) -> bool:
+    """Whether the tokens of a prior come first and are not complete."""
+    return isinstance(self.images, CascadeImages) and self.drawn is None
 
 
 @dataclasses.dataclass(eq=False)
@@ -76,8 +82,7 @@ class DecoderBatches:
 
   `recent` are the seconds of the last images, from slot to completion, which other threads read
   with the engine's lock; before one is complete, `first` are those that the first will have needed,
-  by the tokens that it has. `is_prior` says that images are those of a prior, which wait for its
-  tokens.
+  by the tokens that it has. `is_prior` says that they decode the tokens of a prior.
   """
 
   def __init__(self, name: str, runners: Sequence[Runner], is_prior: bool = False):
@@ -95,12 +100,13 @@ class DecoderBatches:
     """All images that have a slot."""
     return [job for batch in self.batches for job in batch.jobs.values()]
 
-  def of(self, request: Request) -> Request:
-    """Returns a request, or that of its prior if these batches decode it."""
-    if not self.is_prior:
-      return request
-    assert request.prior is not None
-    return request.prior
+  def part(self, images: Any, drawn: FinishedImage | None = None) -> Images:
+    """Returns what these batches decode of an image of a cascade; any other image as it is."""
+    if not isinstance(images, CascadeImages):
+      return images
+    if self.is_prior:
+      return images.first
+    return images.second if drawn is None else images.then(drawn.decoded)
 
   @property
   def seconds(self) -> float:

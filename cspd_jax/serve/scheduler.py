@@ -2,7 +2,7 @@
 
   engine = Scheduler({'vanilla': [Runner(model, 8, decoder='vanilla')]}, queue=64)
   engine.start()
-  engine.submit([ImageJob(request, 'vanilla', print)])
+  engine.submit([ImageJob(images, 'vanilla', print)])
   engine.close()
 
 Images join and leave between two steps of a few rounds. Those of several decoders take turns, step
@@ -20,8 +20,8 @@ from types import MappingProxyType
 from typing import Any
 
 from cspd_jax.core import compilations, progress
-from cspd_jax.generation.model import Request
-from cspd_jax.generation.runner import FinishedImage, Runner
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.slots import FinishedImage, Runner
 from cspd_jax.serve.batches import DecoderBatches, ImageJob, SlotBatch
 from cspd_jax.serve.metrics import Metrics
 
@@ -62,13 +62,13 @@ class Scheduler:
   Those of a name have one decoder, and free slots of several numbers; `priors` are those of the
   model's prior, by the same names, whose tokens come first. At most the largest number of
   images have slots, and at most `queue` images wait for one. `metrics` is what it counts, and
-  `state` is 'compiling' the largest programs of the requests `warm_up`, by name; 'ready'; 'closed',
+  `state` is 'compiling' the largest programs with the images `warm_up`, by name; 'ready'; 'closed',
   when it accepts no images and completes those that it has; or 'failed'. The other programs are
   compiled in the background when one of them is the smallest that suffices.
   """
 
   def __init__(self, runners: Mapping[str, Sequence[Runner]], *, queue: int,
-               warm_up: Mapping[str, Request] | None = None,
+               warm_up: Mapping[str, Any] | None = None,
                priors: Mapping[str, Sequence[Runner]] = MappingProxyType({})):
     self.metrics, self.state = Metrics(), 'compiling'
     self._decoders = {name: DecoderBatches(name, several) for name, several in runners.items()}
@@ -100,7 +100,7 @@ class Scheduler:
     decoder = self._decoders[jobs[0].decoder]
     for stage in self._stages(decoder.name):
       for job in jobs:
-        stage.batches[-1].runner.check(stage.of(job.request))
+        stage.batches[-1].runner.check(stage.part(job.images))
     with self._changed:
       self._unfinished = self._with(decoder.name, len(jobs))
       self._waiting += jobs
@@ -188,9 +188,9 @@ class Scheduler:
     try:
       # A prefill and a round for each, and the image tokenizer.
       with compilations.reported(2 * len(self._all) + 1):
-        for name, request in self._warm_up.items():
+        for name, image in self._warm_up.items():
           for stage in self._stages(name):
-            _warm_up(stage.batches[-1].runner, stage.of(request))
+            _warm_up(stage.batches[-1].runner, stage.part(image))
       with self._changed:
         if self.state == 'compiling':
           self.state = 'ready'
@@ -230,7 +230,7 @@ class Scheduler:
       running = sum(not job.cancelled for job in decoder.jobs)
       left = [job for job in self._waiting if job.cancelled]
       joining = [job for job in self._waiting
-                 if not job.cancelled and (job.decoder, job.request.waits) == (
+                 if not job.cancelled and (job.decoder, job.waits_for_prior) == (
                      decoder.name, decoder.is_prior)][:decoder.size - running]
       removed = {*left, *joining}
       self._waiting = [job for job in self._waiting if job not in removed]
@@ -256,11 +256,11 @@ class Scheduler:
   def _chosen(self, decoder: DecoderBatches, count: int) -> SlotBatch:
     """Returns the smallest batch for `count` images that is compiled, and lets a better one be."""
     fitting = decoder.fitting(count)
-    request = self._warm_up.get(decoder.name) if self.state == 'ready' else None
-    if fitting[0].state == 'new' and request is not None and not self._is_compiling:
+    image = self._warm_up.get(decoder.name) if self.state == 'ready' else None
+    if fitting[0].state == 'new' and image is not None and not self._is_compiling:
       fitting[0].state = 'compiling'
       self._compiling = threading.Thread(
-          target=_compile, args=(decoder.name, fitting[0], decoder.of(request)), daemon=True)
+          target=_compile, args=(decoder.name, fitting[0], decoder.part(image)), daemon=True)
       self._compiling.start()
     return next(batch for batch in fitting if batch.state == 'ready')
 
@@ -288,10 +288,11 @@ class Scheduler:
                     f'({_reason(error)}).')
 
   def _join(self, decoder: DecoderBatches, batch: SlotBatch, jobs: Sequence[ImageJob]) -> None:
-    for slot, job in zip(batch.runner.join([decoder.of(job.request) for job in jobs]), jobs):
+    joined = batch.runner.join([decoder.part(job.images, job.drawn) for job in jobs])
+    for slot, job in zip(joined, jobs):
       batch.jobs[slot], batch.rounds[slot] = job, 1
       job.started, job.slots = time.monotonic(), batch.size
-      if job.request.first is None:  # Behind a prior it has waited already.
+      if job.drawn is None:  # Behind a prior it has waited already.
         self.metrics.queue_seconds.observe(job.started - job.created)
     self._count_busy(decoder.name)
 
@@ -308,7 +309,7 @@ class Scheduler:
                        / event.num_tokens)
       if job.watched and not event.complete and not job.cancelled:
         look = runner.look(event.slot)
-        job.listener(look.before(job.request) if decoder.is_prior else look)
+        job.listener(job.images.before(look) if decoder.is_prior else look)
     self.metrics.passes.labels(decoder.name).inc(count)
     for done in runner.finished():
       self._complete(decoder, batch.jobs.pop(done.slot), done)
@@ -326,14 +327,14 @@ class Scheduler:
       decoder.recent.append(now - job.started)
     if is_valid and decoder.is_prior:
       with self._changed:
-        job.request = job.request.after(done.decoded)
+        job.drawn = done
         self._waiting.insert(0, job)  # Before those that have not begun.
       return
     if is_valid:
       metrics.image_seconds.labels(decoder.name).observe(now - job.created)
       metrics.tokens.labels(decoder.name).inc(done.decoded.tokens.shape[1])
       metrics.image_passes.labels(decoder.name).inc(int(done.decoded.rounds[0]))
-    self._end([job], 'completed' if is_valid else 'failed', done)
+    self._end([job], 'completed' if is_valid else 'failed', job.finished(done))
 
   def _end(self, jobs: Sequence[ImageJob], outcome: str, result: Any = None) -> None:
     """Forgets images that have left, and passes the result to those that were not cancelled."""
@@ -347,14 +348,14 @@ class Scheduler:
         job.listener(result)
 
 
-def _warm_up(runner: Runner, request: Request) -> None:
-  slot, = runner.join([request])
+def _warm_up(runner: Runner, image: Images) -> None:
+  slot, = runner.join([image])
   runner.step()
   _ = runner.look(slot).images  # Compiles the image tokenizer.
   runner.leave(slot)
 
 
-def _compile(name: str, batch: SlotBatch, request: Request) -> None:
+def _compile(name: str, batch: SlotBatch, image: Images) -> None:
   """Compiles a batch's programs in a thread of its own, which alone uses it until it is ready."""
   if sys.platform == 'linux':  # Elsewhere, the priority is that of the whole process.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
@@ -362,7 +363,7 @@ def _compile(name: str, batch: SlotBatch, request: Request) -> None:
   start = time.monotonic()
   progress.note(f'compiling {name} for {slots} in the background...')
   try:
-    _warm_up(batch.runner, request)
+    _warm_up(batch.runner, image)
     batch.state = 'ready'
     progress.note(f'compiled {name} for {slots} in {time.monotonic() - start:.1f} s')
   except Exception as error:

@@ -21,8 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 from cspd_jax.core import progress
 from cspd_jax.files import reading
 from cspd_jax.generation import memory
-from cspd_jax.generation.model import Request
-from cspd_jax.generation.runner import Runner
+from cspd_jax.generation.cascade import Cascade, in_turn
+from cspd_jax.generation.slots import Runner
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.serve import access, app, guard, wire
 from cspd_jax.serve.scheduler import Scheduler
@@ -81,9 +81,9 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   """
   model = served.model
   example = model.prompts[0] if model.prompts else 'a cat'  # To compile the programs.
-  requests = {name: model.request([example], decoder=spec, batch_size=1)
-              for name, spec in served.decoders.items()}
-  longest = next(iter(requests.values())).stages[0].condition
+  images = {name: model.images([example], decoder=spec, batch_size=1)
+            for name, spec in served.decoders.items()}
+  longest = in_turn(next(iter(images.values())))[0].condition
   if isinstance(longest, Prompt):
     own = longest.longest
     if prompt_length is None:

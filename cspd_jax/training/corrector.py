@@ -40,7 +40,8 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, matrices, npz, run_folder
 from cspd_jax.generation import memory, run
-from cspd_jax.generation.model import Model, Request
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, local
 from cspd_jax.training import (
@@ -549,28 +550,29 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   key, sampling = jax.random.key(recipe.seed + (split != 'train')), samples.sampling(recipe, model)
   decoder: Any = model.decoder(recipe.decoder)
   # A recorder carries more from round to round, so the batch size is chosen for it.
-  request = samples.request(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
-                            batch_size=1)
-  settings = run.settings(request)
+  images = samples.images(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
+                          batch_size=1)
+  settings = run.settings(images)
   path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'
   if path.exists():
     arrays = npz.arrays(path, atomic.REMAKE, needed=Windows._fields)
     return Windows(*(arrays[name] for name in Windows._fields)), indices
-  memory.check_host(name, count, _least_bytes(decoder, request), 'windows')
-  needs = dataclasses.replace(request, sampler=dataclasses.replace(
-      request.sampler, decoder=recording(decoder),
-      names=(f'windows of {request.sampler.specification}',))).estimate()
+  memory.check_host(name, count, _least_bytes(decoder, images), 'windows')
+  sampler = images.sampler
+  needs = dataclasses.replace(
+      sampler, decoder=recording(decoder),
+      names=(f'windows of {sampler.specification}',)).estimate(images)
   size = needs.most(min(_DECODE_BATCH, count))
   model.check_memory(recipe.decoder, needs, size)
   record = recorder(decoder)
   result = concatenate(list(batches.each(
-      lambda index: record(*request.arguments(index)), count, size,
+      lambda index: record(*sampler.arguments(images, index)), count, size,
       lambda done, total: logging.info('windows of %s: %d of %d images', split, done, total))))
   atomic.write_arrays(path, result._asdict())
   return result, indices
 
 
-def _least_bytes(decoder: Decoder, request: Request) -> float:
+def _least_bytes(decoder: Decoder, images: Images) -> float:
   """Returns the bytes of host memory that the windows of an image need at the least.
 
   That is if every round accepts all drafts. They are held twice while those of all images are
@@ -580,7 +582,7 @@ def _least_bytes(decoder: Decoder, request: Request) -> float:
   state = jax.eval_shape(
       lambda params, condition, key, *rest: watched.start(
           params, condition, row_keys(key, 1), *rest),
-      *request.arguments(np.zeros(1, int)))
+      *images.sampler.arguments(images, np.zeros(1, int)))
   windows = [getattr(state.drafter, name) for name in Windows._fields[1:]]
   rounds = -(-(decoder.target.num_tokens - 1) // state.drafter.features.shape[1])
   return 2 * rounds * memory.size(windows)

@@ -103,14 +103,14 @@ def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.
     count = reading.json(record, atomic.REMAKE).get('num_images')
     if not isinstance(count, int) or not _FEWEST <= count <= _MOST:
       raise ValueError(f'{record} holds {count!r} in place of a number of images; {atomic.REMAKE}.')
-  request = samples.request(
+  images = samples.images(
       model, samples.prompts_of(model, recipe.prompts),
       (recipe.num_train_images or _MOST) + held_out, samples.sampling(recipe, model),
       seed=recipe.seed, folder=folder)
   parts: list[np.ndarray] = []
   total, done, end = (count or _MOST) + held_out, 0, None
   with progress.bar('sampling') as show:
-    for _, decoded in run_lib.run(request, folder):
+    for _, decoded in run_lib.run(images, folder):
       parts.append(np.asarray(decoded.tokens, np.int32))
       done += len(parts[-1])
       end = end or time.perf_counter() + _SECONDS

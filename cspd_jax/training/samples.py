@@ -16,7 +16,9 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.files import atomic, npz, reading, run_folder
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
-from cspd_jax.generation.model import Model, Request
+from cspd_jax.generation.images import Images
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.sampler import fitted
 from cspd_jax.training.optimizer import OptimizerConfig
 
 _BATCH = 64  # The most images per batch.
@@ -158,10 +160,10 @@ def _exact_default(model: Model, batch_size: int) -> Spec:
   return model.specification(model.engine.default(None, {}, model.device, batch_size))
 
 
-def request(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, seed: Any,
+def images(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, seed: Any,
             decoder: str | Spec | None = None, batch_size: int | None = None,
-            max_batch_size: int = _BATCH, folder: str | os.PathLike | None = None) -> Request:
-  """Returns the request of `count` sampled images, with the prompts in turn.
+            max_batch_size: int = _BATCH, folder: str | os.PathLike | None = None) -> Images:
+  """Returns `count` images to be sampled, with the prompts in turn.
 
   The decoder that None uses is that of the run in `folder`, which may have been interrupted, or
   else the model's default if that is exact, or the one of models without a default. The batch size
@@ -175,10 +177,11 @@ def request(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, 
   prompts, turns = prompts[:count], np.arange(count) % len(prompts)
   if decoder is None:
     decoder = _exact_default(model, min(count, batch_size or max_batch_size))
-  return model.request(
-      [prompts[int(i)] for i in turns], seed=seed, slots=False, pixels=False, sampling=sampling,
-      decoder=decoder, batch_size=batch_size, max_batch_size=max_batch_size,
-      condition=batches.select(model.condition(prompts), turns))
+  sampler = model.sampler(decoder, batch_size=batch_size, sampling=sampling)
+  return fitted(sampler.images(
+      [prompts[int(i)] for i in turns], seed=seed, slots=False, pixels=False,
+      condition=batches.select(model.condition(prompts), turns)).with_batch_size(
+          count if batch_size is not None else max_batch_size))
 
 
 def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampling: Any,
@@ -191,7 +194,7 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
   raise ValueError.
   """
   texts = prompts_of(model, prompts)
-  chosen = request(model, texts, count, sampling, seed=key, folder=folder)
+  chosen = images(model, texts, count, sampling, seed=key, folder=folder)
   with progress.bar('sampling') as show:
     decoded = run_lib.decode(chosen, show, folder)
   return np.asarray(decoded.tokens, np.int32), np.arange(count, dtype=np.int32) % len(texts)
@@ -199,6 +202,6 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
 
 def decoded(recipe: Sampled, model: Model, decoder: str, count: int) -> Decoded:
   """Returns what a decoder makes of images of another seed than a recipe's, to measure on."""
-  return run_lib.decode(request(
+  return run_lib.decode(images(
       model, prompts_of(model, recipe.prompts), count, sampling(recipe, model),
       seed=(recipe.seed + 1) % 2**32, decoder=decoder, max_batch_size=count))

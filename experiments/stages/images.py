@@ -11,7 +11,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax.core import kernels, programs, spec
 from cspd_jax.files import atomic
-from cspd_jax.generation.model import Request
+from cspd_jax.generation.images import Images
 from cspd_jax.measure import timing
 from experiments.stages.piece import Piece
 
@@ -45,27 +45,27 @@ def speed(piece: Piece, name: str, count: int) -> None:
   model = cspd_jax.load(name, dtype='bfloat16')
   baseline, first = model.engine.baseline, None
 
-  def prepared(text: str) -> Request:
-    request = model.request(_prompts(model, count), seed=0, decoder=text, batch_size=1)
-    request.compile(1)
-    return request
+  def prepared(text: str) -> Images:
+    images = model.images(_prompts(model, count), seed=0, decoder=text, batch_size=1)
+    images.sampler.compile(images, 1)
+    return images
 
   for group in piece.in_groups(title, {text: functools.partial(prepared, text)
                                        for text in (baseline, *missing)}, _THREADS):
     first = group.pop(baseline, first)
-    for text, request in group.items() if first else ():
+    for text, images in group.items() if first else ():
       piece.measure(title, _TIMED, dict(decoder=text), functools.partial(
-          _compared, first, request, piece.repeats(_REPEATS)))
+          _compared, first, images, piece.repeats(_REPEATS)))
 
 
 def _prompts(model: cspd_jax.Model, count: int) -> list[Any]:
   return [model.prompts[i % len(model.prompts)] for i in range(count)]
 
 
-def _compared(first: Request, request: Request, repeats: int) -> dict[str, Any]:
+def _compared(first: Images, images: Images, repeats: int) -> dict[str, Any]:
   """Times images of a decoder in turns with those of the baseline."""
-  numbers, both = range(len(request)), (first, request)
-  runs = {(i, k): each.bound(np.array([i])) for i in numbers for k, each in enumerate(both)}
+  numbers, both = range(len(images)), (first, images)
+  runs = {(i, k): each.sampler.bound(each, np.array([i])) for i in numbers for k, each in enumerate(both)}
   timed = timing.measure(runs, repeats)
   before, after = (sum(int(runs[i, k]().rounds.sum()) for i in numbers) for k in range(2))
   slow, fast = (np.array([timed[i, k].median for i in numbers]) for k in range(2))
@@ -90,14 +90,14 @@ def seeds(piece: Piece, name: str, count: int) -> None:
     model = cspd_jax.load(name, dtype=dtype)
 
     def decoded(text: str, model=model, dtype=dtype) -> dict[str, Any]:
-      request = model.request(_prompts(model, count), seed=1, decoder=text, batch_size=count)
-      arguments = request.arguments(np.arange(count))
-      run = programs.compiled_for(request.sampler.jitted(), *arguments).run
+      images = model.images(_prompts(model, count), seed=1, decoder=text, batch_size=count)
+      arguments = images.sampler.arguments(images, np.arange(count))
+      run = programs.compiled_for(images.sampler.jitted(), *arguments).run
       file = re.sub(r'\W+', '_', f'{name}_{dtype}_{text}').strip('_')
       folder.mkdir(exist_ok=True)
       atomic.write(folder / f'{file}.hlo', run.as_text().encode())
       return dict(
-          tokens=np.asarray(jax.device_get(run(*arguments).tokens)), sampler=request.sampler,
+          tokens=np.asarray(jax.device_get(run(*arguments).tokens)), sampler=images.sampler,
           kernels=kernels.chosen(run.as_text()))
 
     made = piece.all(f'{title}, {dtype}', {text: functools.partial(decoded, text)
