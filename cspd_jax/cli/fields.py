@@ -1,7 +1,12 @@
 """Fields of dataclasses, parsed from text and described in words.
 
 A field of a field has a dotted name, such as `sampling.temperature`. On the command line its last
-part suffices where it names one field only.
+part suffices where it names one field only. A group that is `nested` keeps its name: with
+
+  sampling: SamplingFlags = SamplingFlags()
+  prior: SamplingFlags = dataclasses.field(default=SamplingFlags(), metadata={'nested': True})
+
+`--temperature` sets `sampling.temperature`, and `--prior.temperature` the other.
 """
 
 import ast
@@ -23,31 +28,38 @@ _UNIONS = (typing.Union, types.UnionType)
 
 
 class Field(NamedTuple):
-  """A field that can be set: dotted name, annotated type, current value and description."""
+  """A field that can be set: dotted name, annotated type, current value and description.
+
+  `shortest` is the end of the name that may do alone.
+  """
 
   name: str
   kind: Any
   value: Any
   doc: str
+  shortest: str
 
 
-def every(config: Any, prefix: str = '') -> Iterator[Field]:
+def every(config: Any, prefix: str = '', nested: str = '') -> Iterator[Field]:
   """Yields the fields of a dataclass and of the dataclasses in it, in order.
 
   Fields that cannot be written as text, such as tuples of dataclasses, are set in configuration
   files only. In the metadata of a field the function `more` returns the part of its description
-  that is known only when the program runs, after a newline each line of a list, and `without` are
-  the fields of a dataclass that the command line does not have.
+  that is known only when the program runs, after a newline each line of a list, `without` are the
+  fields of a dataclass that the command line does not have, and `nested` is whether those that it
+  has keep the name of their group. Names begin with `prefix`, the shortest ones with `nested`.
   """
   kinds, docs = typing.get_type_hints(type(config)), _docs(type(config))
   for field in dataclasses.fields(config):
     name, value = prefix + field.name, getattr(config, field.name)
     if dataclasses.is_dataclass(value):
       left_out = {f'{name}.{part}' for part in field.metadata.get('without', ())}
-      yield from (part for part in every(value, f'{name}.') if part.name not in left_out)
+      keeps = nested or field.metadata.get('nested', False)
+      inner = every(value, f'{name}.', f'{nested}{field.name}.' if keeps else '')
+      yield from (part for part in inner if part.name not in left_out)
     elif _is_text(kinds[field.name]):
       doc = docs.get(field.name, '') + field.metadata.get('more', str)()
-      yield Field(name, kinds[field.name], value, doc)
+      yield Field(name, kinds[field.name], value, doc, nested + field.name)
 
 
 def _is_text(kind: Any) -> bool:
@@ -60,15 +72,15 @@ def _is_text(kind: Any) -> bool:
 
 def short_name(config: Any, field: Field) -> str:
   """Returns the shortest unambiguous name of a field."""
-  last = field.name.rpartition('.')[2]
-  return last if find(config, last) == [field] else field.name
+  return field.shortest if find(config, field.shortest) == [field] else field.name
 
 
 def find(config: Any, name: str) -> list[Field]:
   """Returns the fields that `name` may mean: the one of this dotted name, or those ending in it."""
   fields = list(every(config))
   exact = [field for field in fields if field.name == name]
-  return exact or [field for field in fields if field.name.endswith(f'.{name}')]
+  return exact or [field for field in fields if f'.{name}'.endswith(f'.{field.shortest}')
+                   and f'.{field.name}'.endswith(f'.{name}')]
 
 
 def override(config: Any, texts: Mapping[str, str | Sequence[str]],

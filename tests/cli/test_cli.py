@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from cspd_jax.cli import fields, imports, inputs, wrapper
+from cspd_jax.cli import fields, groups, imports, inputs, wrapper
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -338,3 +338,33 @@ def test_fields_of_a_base_keep_their_docs():
     y: int = 2
 
   assert [field.doc for field in fields.every(Derived())] == ['of the base.', 'of its own.']
+
+
+@dataclasses.dataclass(frozen=True)
+class Nested:
+  sampling: groups.SamplingFlags = groups.SamplingFlags()
+  prior: groups.SamplingFlags = dataclasses.field(
+      default=groups.SamplingFlags(), metadata={'nested': True})
+
+
+def test_a_nested_group_keeps_its_name(capsys, monkeypatch):
+  seen = []
+  run = wrapper.command(Nested, environment='NESTED_')(seen.append)
+  assert run(['prog', '--temperature=0.5', '--prior.temperature=2', '--prior.top_k=3']) == 0
+  assert seen == [Nested(groups.SamplingFlags(temperature=.5),
+                         groups.SamplingFlags(temperature=2., top_k=3))]
+  assert run(['prog', '--config.prior.min_p=0.1']) == 0 and seen[1].prior.min_p == .1
+  monkeypatch.setenv('NESTED_PRIOR_TOP_P', '0.5')
+  assert run(['prog']) == 0 and seen[2].prior.top_p == .5 and seen[2].sampling.top_p is None
+  monkeypatch.undo()
+  assert run(['prog', '--help']) == 0
+  out = capsys.readouterr().out
+  assert '\n--temperature=none\n' in out and '\n--prior.temperature=none\n' in out
+  for words, message in (
+      ('--prior_temperature=1', 'did you mean --prior.temperature?'),
+      ('--prior.temprature=1', 'did you mean --prior.temperature?'),
+      ('--prior=1', '--prior is a group of fields; set one of: --prior.guidance_scale, '),
+      ('--prior.top_k=x', '--prior.top_k=x: it must be a whole number or none'),
+      ('--prior.temperature=nan', '--prior.temperature=nan: temperature is nan')):
+    assert run(['prog', words]) == 2
+    assert message in capsys.readouterr().err
