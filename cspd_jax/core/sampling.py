@@ -5,7 +5,9 @@ with their description, and the pages.
 """
 
 import dataclasses
+import functools
 import numbers
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -130,8 +132,8 @@ def check(sampling: Any, options: Mapping[str, Option], num_streams: int,
     if name in options and not (name in CUTS and getattr(sampling, name) is None):
       limits[name] = [options[name].limit]
     elif name not in options and getattr(sampling, name) is not None:
-      limits[name] = [(lambda x, default=default: x == default,
-                       f'{default}, because continuous tokens have no such option; leave it out')]
+      limits[name] = [(functools.partial(operator.eq, default), f'{default}, because continuous '
+                       'tokens have no such option; leave it out')]
   if num_streams == 1:
     limits['guidance_scale'].append(_IS_UNGUIDED)
   limits['temperature'] += temperature
