@@ -12,6 +12,7 @@ import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
+from cspd_jax.core import sampling
 from cspd_jax.decoding import specification, tree as tree_lib
 from cspd_jax.decoding.drafters import jacobi
 from cspd_jax.decoding.loop import Decoder
@@ -47,6 +48,14 @@ def decoders() -> str:
        'guarantee': specification.guarantee(_toy(name)), 'needs': _needs(specification.needs(name)),
        'in words': entry.summary}
       for name, entry in specification.DECODERS.items())
+
+
+def options() -> str:
+  """The sampling options."""
+  usual = sampling.SamplingParams._field_defaults
+  return sizes.markdown(
+      {'option': f'`{name}`', 'default': usual[name], 'is': option.words, 'in words': option.about}
+      for name, option in sampling.DISCRETE.items())
 
 
 def functions() -> str:
@@ -179,7 +188,7 @@ def layout() -> str:
 
 
 LISTS: dict[str, Callable[[], str]] = {
-    'decoders': decoders, 'functions': functions,
+    'decoders': decoders, 'options': options, 'functions': functions,
     'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
     'shipped': shipped, 'photographs': photographs, 'commands': commands,

@@ -12,10 +12,8 @@ part suffices where it names one field only. A group that is `nested` keeps its 
 import ast
 import contextlib
 import dataclasses
-import inspect
 import re
 import shlex
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +47,7 @@ def every(config: Any, prefix: str = '', nested: str = '') -> Iterator[Field]:
   fields of a dataclass that the command line does not have, and `nested` is whether those that it
   has keep the name of their group. Names begin with `prefix`, the shortest ones with `nested`.
   """
-  kinds, docs = typing.get_type_hints(type(config)), _docs(type(config))
+  kinds, docs = typing.get_type_hints(type(config)), fields_lib.docs(type(config))
   for field in dataclasses.fields(config):
     name, value = prefix + field.name, getattr(config, field.name)
     if dataclasses.is_dataclass(value):
@@ -226,19 +224,3 @@ def command_line(program: str, **flags: Any) -> str:
   words += [f'--{name}={shlex.quote(show(value))}' for name, value in flags.items()
             if value is not None and value is not False]
   return ' '.join([program, *words])
-
-
-def _docs(kind: type) -> dict[str, str]:
-  """Descriptions of fields under `Attributes:` in the docstrings of a dataclass and its bases."""
-  docs: dict[str, str] = {}
-  for base in reversed(kind.__mro__):
-    _, _, section = (inspect.cleandoc(base.__doc__ or '')).partition('Attributes:\n')
-    name = None
-    for line in textwrap.dedent(section).splitlines():
-      if entry := re.fullmatch(r'(\w+): (.*)', line):
-        name, docs[entry[1]] = entry[1], entry[2]
-      elif name and line.startswith('  '):
-        docs[name] += ' ' + line.strip()
-      else:
-        name = None
-  return docs

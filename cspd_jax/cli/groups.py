@@ -4,10 +4,9 @@ import dataclasses
 from typing import Literal
 
 from cspd_jax.core import fields
+from cspd_jax.core.sampling import SamplingFlags
 from cspd_jax.files import store
-from cspd_jax.training import samples
 
-SamplingFlags = samples.SamplingFlags  # The options of images are those of training images.
 MOST_IMAGES = 10**6  # Lists of more need gigabytes before the first image is generated.
 
 

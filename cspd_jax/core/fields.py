@@ -2,8 +2,11 @@
 
 import dataclasses
 import functools
+import inspect
 import math
 import numbers
+import re
+import textwrap
 import types
 import typing
 from collections.abc import Collection
@@ -96,6 +99,22 @@ def int64(text: str) -> int:
   if not -2**63 <= number < 2**63:
     raise ValueError(f'{text:.80} needs more than 64 bits')
   return number
+
+
+def docs(kind: type) -> dict[str, str]:
+  """Returns what the docstrings of a dataclass and its bases say of fields under `Attributes:`."""
+  docs: dict[str, str] = {}
+  for base in reversed(kind.__mro__):
+    _, _, section = (inspect.cleandoc(base.__doc__ or '')).partition('Attributes:\n')
+    name = None
+    for line in textwrap.dedent(section).splitlines():
+      if entry := re.fullmatch(r'(\w+): (.*)', line):
+        name, docs[entry[1]] = entry[1], entry[2]
+      elif name and line.startswith('  '):
+        docs[name] += ' ' + line.strip()
+      else:
+        name = None
+  return docs
 
 
 @functools.cache

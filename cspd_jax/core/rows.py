@@ -13,13 +13,6 @@ from cspd_jax.core.tracing import is_concrete
 # Which values of an option are valid: a function, which may trace, and a description.
 Limit = tuple[Callable[[Any], Any], str]
 
-# Of guidance scales: what a larger one multiplies would soon exceed float32.
-IS_SCALE: Limit = (lambda x: abs(x) <= 1e30, 'finite, from -1e30 to 1e30')
-# Of the guidance scale of a target with one stream.
-IS_UNGUIDED: Limit = (
-    lambda x: x == 1, '1, because the target has no null condition; build the target with '
-    'guidance, or leave guidance_scale out')
-
 
 def count(condition: Any) -> int:
   """Returns the number of rows `B` of a condition; raises ValueError unless all leaves have it."""

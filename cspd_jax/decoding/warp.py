@@ -11,25 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import rows
-from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core import rows, sampling as sampling_lib
+from cspd_jax.core.sampling import CUTS, SamplingParams
 
-# float32 has the reciprocals of the numbers between these two. Rounded to zero or infinity, as
-# accelerators do with reciprocals beyond, a temperature would let all tokens tie.
-_SMALLEST, _LARGEST = 2.0**-126, 2.0**126
-
-_is_whole = lambda x, least: (x >= least) & (x == x // 1)
-# The valid values of every field.
-LIMITS: dict[str, rows.Limit] = dict(
-    guidance_scale=rows.IS_SCALE,
-    temperature=(lambda x: (x >= 0) & (x <= _LARGEST),
-                 f'from 0 (greedy) to {_LARGEST:.2g}, which float32 can still divide by'),
-    top_k=(lambda x: _is_whole(x, 0), 'a whole number, at least 0 (0 retains all)'),
-    top_p=(lambda x: (x > 0) & (x <= 1), 'above 0 and at most 1 (1 retains all)'),
-    guidance_interval=(lambda x: _is_whole(x, -1),
-                       'a whole number, at least -1 (-1 guides all tokens)'),
-    min_p=(lambda x: (x >= 0) & (x <= 1), 'from 0 to 1 (0 retains all)'))
-CUTS = ('top_k', 'top_p', 'min_p')  # The options that may be None.
+# Below it, float32 has no reciprocal; see `core.sampling.LARGEST`.
+_SMALLEST = 1 / sampling_lib.LARGEST
 
 
 def check(sampling: SamplingParams, num_streams: int, num_rows: int | None = None,
@@ -38,22 +24,14 @@ def check(sampling: SamplingParams, num_streams: int, num_rows: int | None = Non
 
   A `greedy` decoder requires temperature 0.
   """
-  if not isinstance(sampling, SamplingParams):
-    raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.SamplingParams, such as '
-                     'SamplingParams(temperature=0.9).')
-  limits = {name: [LIMITS[name]] for name, value in sampling._asdict().items()
-            if value is not None or name not in CUTS}
-  if num_streams == 1:
-    limits['guidance_scale'].append(rows.IS_UNGUIDED)
+  limits: list[rows.Limit] = []
   if greedy:
-    limits['temperature'].append((
-        is_greedy, '0, because the verifier is greedy; use the variant with greedy=False to '
-        'sample'))
-  if sampling.top_k is None:
-    limits['temperature'].append((
-        lambda x: ~is_greedy(x), 'above 0, because greedy decoding needs top_k and it is None; set '
-        'top_k to 0 to decode greedily'))
-  return rows.check_options(sampling._asdict(), limits, num_rows)
+    limits.append((is_greedy, '0, because the verifier is greedy; use the variant with '
+                   'greedy=False to sample'))
+  if getattr(sampling, 'top_k', 0) is None:
+    limits.append((lambda x: ~is_greedy(x), 'above 0, because greedy decoding needs top_k and it '
+                   'is None; set top_k to 0 to decode greedily'))
+  return sampling_lib.check(sampling, sampling_lib.DISCRETE, num_streams, num_rows, limits)
 
 
 def is_greedy(temperature: Any) -> Any:

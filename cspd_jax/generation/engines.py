@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax.continuous import loop as continuous_loop, specification as continuous
-from cspd_jax.core import fields, guesses, naming, spec as spec_lib
+from cspd_jax.core import fields, guesses, naming, sampling as sampling_lib, spec as spec_lib
 from cspd_jax.core.entries import Resources
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core.sampling import CUTS, SamplingParams
 from cspd_jax.core.spec import Spec, parse
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.warp import CUTS, drop_inactive
+from cspd_jax.decoding.warp import drop_inactive
 from cspd_jax.generation import defaults as defaults_lib
 from cspd_jax.generation.parts import DraftNetwork
 
@@ -188,7 +188,7 @@ def _number(name: str, value: Any, like: Any) -> np.ndarray:
 DISCRETE = Engine(
     name='discrete', table=discrete.DECODERS, baseline='vanilla', candidates=('eagle', 'mc_sjd'),
     # A CPU computes every token of a round, so few of them are worth their cost.
-    on_cpu=('mc_sjd(window=4)', 'vanilla'), options=SamplingParams._fields,
+    on_cpu=('mc_sjd(window=4)', 'vanilla'), options=(*sampling_lib.DISCRETE,),
     complete=discrete.complete, parameters=discrete.parameters, needs=discrete.needs,
     build=discrete.build, guarantee=discrete.guarantee, windows=True, seed_exact=True, joins=True,
     failure='no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or '
@@ -196,7 +196,7 @@ DISCRETE = Engine(
 
 CONTINUOUS = Engine(
     name='continuous', table=continuous.DECODERS, baseline='mar', candidates=('exact_head',),
-    on_cpu=None, options=('guidance_scale', 'temperature'), complete=continuous.complete,
+    on_cpu=None, options=(*sampling_lib.CONTINUOUS,), complete=continuous.complete,
     parameters=continuous.parameters, needs=continuous.needs, build=continuous.build,
     guarantee=continuous.guarantee, windows=False, seed_exact=False, joins=False,
     failure='tokens with NaN or infinity',

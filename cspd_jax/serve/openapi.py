@@ -12,7 +12,8 @@ import typing
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.core import fields as fields_lib
+from cspd_jax.core.sampling import DISCRETE
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.serve import wire
@@ -20,22 +21,9 @@ from cspd_jax.serve.wire import ApiError, Order, Served
 from cspd_jax.version import __version__
 
 _TYPES = {str: 'string', int: 'integer', float: 'number', bool: 'boolean'}
-# What fields mean, where their types and values do not say it.
-_MEANINGS = {
-    'prompt': 'What the image shows, in words.',
-    'decoder': 'How images are decoded; GET /v1/models lists what each decoder guarantees.',
-    'n': 'How many images to generate; image i has number i under the seed.',
-    'seed': 'The same seed, prompt and decoder give the same image; by default a new seed.',
-    'stream': 'Whether to answer with a stream of server-sent events.',
-    'partial_images': 'At most how many previews of each image the stream has; needs stream.',
-    'progress': 'Whether the stream also reports how far each image is; needs stream.',
-    'model': 'A name of the model.', 'size': 'Width and height of an image in pixels.',
-    'user': 'Changes no image, and is neither stored nor logged.'}
-# The values of sampling options that `decoding.warp` accepts, in the words of schemas.
-BOUNDS: dict[str, dict[str, float]] = dict(
-    guidance_scale=dict(minimum=-1e30, maximum=1e30), temperature=dict(minimum=0, maximum=2.0**126),
-    top_k=dict(minimum=0), top_p=dict(exclusiveMinimum=0, maximum=1),
-    guidance_interval=dict(minimum=-1), min_p=dict(minimum=0, maximum=1))
+# What fields mean beside those of `Order`, where their values do not say it.
+_MEANINGS = {'model': 'A name of the model.', 'size': 'Width and height of an image in pixels.',
+             'user': 'Changes no image, and is neither stored nor logged.'}
 _IMAGE = {
     'b64_json': 'the file in base64', 'url': 'a data URL, of a lenient server', 'seed': 'its seed',
     'number': 'its number under the seed', 'decoder': 'its decoder',
@@ -90,12 +78,12 @@ def request(served: Served, most_images: int) -> dict[str, Any]:
   The server accepts what fits it, but for words that the model does not know, texts of decoders
   that mean none of its own, and temperatures above 0 of greedy decoders.
   """
-  types = typing.get_type_hints(Order)
+  types, docs = typing.get_type_hints(Order), fields_lib.docs(Order)
   properties: dict[str, dict[str, Any]] = {}
   for field in dataclasses.fields(Order):
     if field.name not in wire.FIELDS:
       continue
-    schema: dict[str, Any] = dict(type=_TYPES[types[field.name]])
+    schema: dict[str, Any] = dict(type=_TYPES[types[field.name]], description=docs[field.name])
     if field.default is not dataclasses.MISSING:
       schema['default'] = field.default
     if field.name in wire.RANGES:
@@ -122,7 +110,7 @@ def request(served: Served, most_images: int) -> dict[str, Any]:
   for name in served.options:
     properties[name] = dict(
         type='integer' if wire.is_whole(name) else 'number', default=usual[name],
-        description=_about(name, served.model), **_bounds(name, served.model))
+        **_option(name, served.model))
   for name, meaning in _MEANINGS.items():
     properties[name].setdefault('description', meaning)
   for name in properties.keys() - {'prompt'}:
@@ -170,26 +158,20 @@ def _stage(option: str, model: Model) -> tuple[str, Model, str]:
   return option, model, of
 
 
-def _about(option: str, model: Model) -> str:
-  """Returns a sentence about a sampling option."""
-  name, model, of = _stage(option, model)
-  if _is_fixed(name, model):
-    return f'A sampling option{of}: 1, because there is no guidance.'
-  return f'A sampling option{of}: {warp_lib.LIMITS[name][1]}.'
+def _option(name: str, model: Model) -> dict[str, Any]:
+  """Returns the description and the bounds of a sampling option."""
+  name, model, of = _stage(name, model)
+  if name == 'guidance_scale' and model.target(True).num_streams == 1:
+    return dict(description=f'A sampling option{of}: 1, because there is no guidance.',
+                minimum=1, maximum=1)
+  return dict(description=f'A sampling option{of}: {DISCRETE[name].words}.', **bounds(name))
 
 
-def _is_fixed(name: str, model: Model) -> bool:
-  """Whether an option is the guidance scale of a model without guidance."""
-  return name == 'guidance_scale' and model.target(True).num_streams == 1
-
-
-def _bounds(option: str, model: Model) -> dict[str, float]:
+def bounds(name: str) -> dict[str, float]:
   """Returns the smallest and the largest value of a sampling option."""
-  name, model, _ = _stage(option, model)
-  if _is_fixed(name, model):
-    return dict(minimum=1, maximum=1)
-  # Of whole numbers, programs have 32 bits.
-  return BOUNDS[name] | (dict(maximum=2**31 - 1) if wire.is_whole(name) else {})
+  option = DISCRETE[name]
+  least = 'exclusiveMinimum' if option.above else 'minimum'
+  return {least: option.least, 'maximum': option.most}
 
 
 def _choice(values: list[str], reason: str | None = None) -> dict[str, Any]:

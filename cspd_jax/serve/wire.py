@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import fields, guarantees, guesses, naming, progress
-from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core import fields, guarantees, guesses, naming, progress, sampling
 from cspd_jax.decoding import specification
 from cspd_jax.files import reading
 from cspd_jax.generation import engines
@@ -159,10 +158,17 @@ class Form:
 
 @dataclasses.dataclass(frozen=True)
 class Order:
-  """A checked request for images.
+  """A checked request for images, whose answer has a `form`.
 
-  Image `i` of the seed has the key `i`. The answer is events if `stream`, with at most
-  `partial_images` pictures of each image before it is complete.
+  Attributes:
+    prompt: What the image shows, in words.
+    decoder: How images are decoded; GET /v1/models lists what each decoder guarantees.
+    options: Sampling options by name.
+    n: How many images to generate; image i has number i under the seed.
+    seed: The same seed, prompt and decoder give the same image; by default a new seed.
+    stream: Whether to answer with a stream of server-sent events.
+    partial_images: At most how many previews of each image the stream has; needs stream.
+    progress: Whether the stream also reports how far each image is; needs stream.
   """
 
   prompt: str
@@ -280,9 +286,8 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
 
 def is_whole(name: str) -> bool:
   """Returns whether a field is a whole number, such as a sampling option, also of a prior."""
-  while name.startswith(engines.PRIOR):
-    name = name.removeprefix(engines.PRIOR)
-  return isinstance(SamplingParams._field_defaults.get(name), int) or name in RANGES
+  option = sampling.DISCRETE.get(name.rpartition(engines.PRIOR)[2])
+  return name in RANGES or option is not None and option.is_whole
 
 
 def check_name(name: Any, served: Served) -> None:

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import jax
 import numpy as np
 
-from cspd_jax.core import batches, fields, progress
-from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core import batches, fields, progress, sampling as sampling_lib
+from cspd_jax.core.sampling import SamplingFlags, SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.files import atomic, npz, reading, run_folder
@@ -22,37 +22,6 @@ from cspd_jax.generation.sampler import fitted
 from cspd_jax.training.optimizer import OptimizerConfig
 
 _BATCH = 64  # The most images per batch.
-_WHOLE = (-2**31, 2**31 - 1)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SamplingFlags:
-  """Sampling options.
-
-  Attributes:
-    guidance_scale: of classifier-free guidance, elsewhere `cfg_scale`; 1 turns it off.
-    temperature: divides the logits of discrete tokens, 0 is greedy; multiplies the noise of every
-      denoising kernel of continuous tokens.
-    top_k: keeps the k most probable tokens; 0 keeps all. Discrete tokens only.
-    top_p: keeps the most probable tokens up to this mass; 1 keeps all. Discrete tokens only.
-    guidance_interval: LlamaGen's `cfg_interval`: tokens after number `guidance_interval + 1` are
-      drawn without guidance; -1 guides all. Discrete tokens only.
-    min_p: keeps the tokens that are at least this share as probable as the most probable one; 0
-      keeps all. Discrete tokens only.
-  """
-
-  guidance_scale: float | None = None
-  temperature: float | None = None
-  top_k: int | None = None
-  top_p: float | None = None
-  guidance_interval: int | None = None
-  min_p: float | None = None
-
-  def __post_init__(self):
-    # The model checks their ranges.
-    fields.check(self, guidance_scale=fields.FINITE, temperature=fields.FINITE,
-                 top_p=fields.FINITE, min_p=fields.FINITE, top_k=_WHOLE,
-                 guidance_interval=_WHOLE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,9 +41,7 @@ class Sampled(SamplingFlags):
   seed: int = 0
 
   def __post_init__(self):
-    fields.check(self, seed=fields.SEEDS, guidance_scale=fields.FINITE,
-                 temperature=fields.NOT_NEGATIVE, top_k=(0, fields.MOST), top_p=fields.SHARES,
-                 guidance_interval=(-1, fields.MOST), min_p=fields.SHARES)
+    sampling_lib.check_flags(self, seed=fields.SEEDS)
 
 
 Recipe = TypeVar('Recipe', bound=Sampled)

@@ -1,18 +1,22 @@
 """The description of the service: what it allows is what the server accepts."""
 
 import dataclasses
+import json
 
-import numpy as np
 import pytest
 
 pytest.importorskip('jsonschema', reason='jsonschema is not installed')
 pytest.importorskip('starlette', reason="the server needs pip install -e '.[serve]'")
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
+import jax
 import jsonschema
 
-from cspd_jax.decoding import warp
+from cspd_jax.cli import fields, groups, inputs
+from cspd_jax.continuous import sampling as continuous_sampling
+from cspd_jax.core import sampling
 from cspd_jax.serve import openapi, server, wire
+from cspd_jax.testing import tabular
 from tests.serve import running, tiny
 from tests.serve.test_app import CAT, WRONG
 
@@ -72,16 +76,60 @@ def test_whole_numbers_may_have_a_point(described):
   assert images[0] == images[1] and images[1][0]['seed'] == 3
 
 
-def test_bounds_of_options_are_those_of_the_library():
-  assert openapi.BOUNDS.keys() == warp.LIMITS.keys()
-  for name, (accepts, _) in warp.LIMITS.items():
-    bounds = openapi.BOUNDS[name]
-    schema = jsonschema.Draft202012Validator(
-        dict(type='integer' if wire.is_whole(name) else 'number', **bounds))
-    edges = [edge for bound in bounds.values() for edge in (
-        bound, bound - 1, bound + 1, np.nextafter(bound, -np.inf), np.nextafter(bound, np.inf))]
-    for value in map(float, (*edges, -2, -1, -0.5, 0, 0.5, 1, 1.5, 2, 1000)):
-      assert bool(accepts(value)) == schema.is_valid(value), (name, value)
+# Numbers at the bounds of the options, and what is no number, as in JSON.
+_NUMBERS = (None, True, 'x', [], [1], {}, '', float('inf'), float('-inf'), -2, -1, -0.5, 0, 0.5, 1,
+            1.5, 2, 3, 1000, 2**31 - 1, 2**31, 10**30, 10**400, -1.001e30, -0.999e30, 0.999e30,
+            1.001e30, 2.0**126, 1.001 * 2.0**126, 1e37)
+
+
+def _accepts(call):
+  try:
+    call()
+  except (ValueError, wire.ApiError):
+    return False
+  return True
+
+
+@pytest.mark.parametrize('guided', [False, True])
+@pytest.mark.parametrize('name', sampling.DISCRETE)
+def test_an_option_is_accepted_alike_at_all_doors(name, guided):
+  """Python's arguments, flags, bodies of requests and their description, all by one table."""
+  table = tabular.tabular(jax.random.key(0), vocab_size=4, length=9, guided=guided)
+  model = dataclasses.replace(tiny.model(), build_target=lambda guided: table.target)
+  served, option = wire.serving(model, ('vanilla',)), sampling.DISCRETE[name]
+  schema = jsonschema.Draft202012Validator(openapi.request(served, 9))
+
+  def python(**options):
+    model.sampler('vanilla', batch_size=1, **options)
+
+  def flags(value):
+    config = fields.override(groups.SamplingFlags(), {name: fields.show(value)})
+    python(**inputs.overrides(config))
+
+  def body(value):
+    text = json.dumps(dict(prompt='cat') | {name: value})
+    python(**wire.order(text.encode(), served).options)
+
+  for value in _NUMBERS:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    expected = value is None or is_number and (
+        value == 1 if name == 'guidance_scale' and not guided else
+        bool(option.limit[0](value)) and value <= option.most)
+    doors = dict(flags=_accepts(lambda: flags(value)), body=_accepts(lambda: body(value)),
+                 schema=schema.is_valid(dict(prompt='cat') | {name: value}))
+    if not isinstance(value, list):  # Python takes one number per image, which is checked later.
+      doors['python'] = _accepts(lambda: python(**{name: value}))
+    assert doors == dict.fromkeys(doors, expected), value
+
+
+@pytest.mark.parametrize('name', sampling.SamplingParams._fields)
+def test_the_same_of_continuous_tokens(name):
+  option = sampling.CONTINUOUS.get(name)
+  default = sampling.SamplingParams._field_defaults[name]
+  for value in (number for number in _NUMBERS if isinstance(number, (int, float))):
+    inside = value == default if option is None else bool(option.limit[0](value))
+    params = sampling.SamplingParams()._replace(**{name: value})
+    assert inside == _accepts(lambda: continuous_sampling.check(params, 2)) or value is True, value
 
 
 def test_a_decoder_has_all_names_that_mean_it(model):
