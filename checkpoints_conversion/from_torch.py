@@ -78,7 +78,8 @@ def from_torch(
     if part is not None:
       loaded[role] = _part(files, models, model, role, part, dtype, allow_nonfinite)
   defaults = folder.defaults_of(files, opened.network.config, 'target', sampling)
-  return models.build(families.Parts(family if name is None else name, loaded, defaults))
+  built: Any = models.build(families.Parts(family if name is None else name, loaded, defaults))
+  return built  # Of a cascade with the interface of a model.
 
 
 def _settings(source: Any, config: Mapping[str, Any] | None = None) -> dict[str, Any]:

@@ -4,34 +4,10 @@ import dataclasses
 from typing import Literal
 
 from cspd_jax.core import fields
-from cspd_jax.core.sampling import SamplingFlags
+from cspd_jax.core.sampling import SamplingFlags as SamplingFlags
 from cspd_jax.files import store
 
 MOST_IMAGES = 10**6  # Lists of more need gigabytes before the first image is generated.
-
-
-@dataclasses.dataclass(frozen=True)
-class PriorFlags:
-  """Sampling options of the prior of a model, which draws the condition that words describe.
-
-  Attributes:
-    prior_guidance_scale: as guidance_scale, for the tokens of a prior.
-    prior_temperature: as temperature, likewise.
-    prior_top_k: as top_k, likewise.
-    prior_top_p: as top_p, likewise.
-    prior_guidance_interval: as guidance_interval, likewise.
-    prior_min_p: as min_p, likewise.
-  """
-
-  prior_guidance_scale: float | None = None
-  prior_temperature: float | None = None
-  prior_top_k: int | None = None
-  prior_top_p: float | None = None
-  prior_guidance_interval: int | None = None
-  prior_min_p: float | None = None
-
-  def __post_init__(self):
-    SamplingFlags(**{name.removeprefix('prior_'): value for name, value in vars(self).items()})
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,8 +44,8 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import defaults
 from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.images import Images
-from cspd_jax.generation.sampler import fitted
 from cspd_jax.generation.results import Generated
+from cspd_jax.generation.sampler import fitted
 from cspd_jax.measure import tables, timing
 from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import acceptance, paired as paired_lib, scenes

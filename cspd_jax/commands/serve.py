@@ -18,6 +18,7 @@ from cspd_jax import Model, cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields, packages
 from cspd_jax.generation import defaults
+from cspd_jax.generation.cascade import Cascade
 
 # The decoders of models that do not name their own, the best first, and what they are compared
 # with. The seed determines the image, the same one for all of these.
@@ -125,7 +126,7 @@ def decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[st
     stored = (defaults.find(model.defaults.get(name), model.device, slots)
               for name in (('decoder', 'serve') if is_tuned else ('serve', 'decoder')))
     choices = [*filter(None, stored), *(name for name in _DECODERS if name in engine.table)]
-    stages = (model,) if model.prior is None else (model.prior, model)  # One text is for both.
+    stages = (model.prior, model) if isinstance(model, Cascade) else (model,)  # One text for both.
     best = next((text for text in choices if all(
         engine.needs(text) in (None, *stage.drafts) for stage in stages)), fallback)
     texts = (best, _BASELINE) if _BASELINE in engine.table else (best,)

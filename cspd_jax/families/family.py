@@ -14,6 +14,7 @@ from cspd_jax.core import guesses, naming
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation import engines
+from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.model import Model, role_of
 from cspd_jax.models import eagle
 from cspd_jax.text import bpe
@@ -151,7 +152,7 @@ class Family(NamedTuple):
 
   name: str
   roles: Mapping[str, Mapping[str, Kind]]
-  build: Callable[[Parts], Model]
+  build: Callable[[Parts], Model | Cascade]
   resize: Callable[[Mapping[str, Loaded], tuple[int, int]], Mapping[str, Loaded]] | None = None
   published: Published = Published()
   text_forms: Mapping[str, bpe.Reader] = MappingProxyType({})

@@ -23,8 +23,8 @@ from cspd_jax.families.model_file import FILE, read, save
 from cspd_jax.files import paths, store, weights
 from cspd_jax.files.store import CheckpointError, Loaded
 from cspd_jax.generation import defaults as defaults_lib
-from cspd_jax.generation.engines import AnyDecoder
 from cspd_jax.generation.cascade import Cascade
+from cspd_jax.generation.engines import AnyDecoder
 from cspd_jax.generation.model import Model
 
 # Networks that decoding of tokens does not use; they stay on one device.
@@ -109,7 +109,8 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
   cached = lambda model: model if cache_dtype is None else model.with_cache_dtype(cache_dtype)
   if isinstance(model, Cascade):
     prior = dataclasses.replace(model.prior, mesh=mesh)
-    return Cascade(cached(prior), cached(advised(model.second)))
+    both: Any = Cascade(cached(prior), cached(advised(model.second)))
+    return both  # With the interface of a model.
   return cached(advised(model))
 
 

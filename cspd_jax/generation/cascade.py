@@ -263,6 +263,12 @@ class CascadeSampler:
       yield dataclasses.replace(
           partial, to_result=lambda second: self.result(images, Both(first, second)))
 
+  def check_result(self, images: 'CascadeImages', decoded: 'Both') -> 'Both':
+    """Returns both results; raises ValueError for invalid images, see `Sampler.check_result`."""
+    self.first.check_result(images.first, decoded.first)
+    self.second.check_result(images.second, decoded.second)
+    return decoded
+
   def result(self, images: 'CascadeImages', decoded: 'Both') -> Generated:
     """Returns the images of the results of both decoders; see `Sampler.result`."""
     prior = self.first.result(images.first, decoded.first)

@@ -74,7 +74,8 @@ class Gallery:
     """Opens the folder, which is created if necessary; nothing is compiled yet.
 
     Args:
-      images: `Images`, or those of a cascade; resumed runs have the same batch size, `run.batch_size_of(folder)`.
+      images: `Images`, or those of a cascade; resumed runs have the same batch size,
+        `run.batch_size_of(folder)`.
       folder: the output folder.
       overwrite: whether images of an earlier run in the folder are replaced.
       process: which of how many processes this is, from 0. All write into one folder; image `i`
@@ -124,8 +125,9 @@ class Gallery:
     model, needs = sampler.model, sampler.estimate(self.images)
     gigabytes = lambda count: f'{count / 1e9:.3g} GB'
     whole = 'memory' if needs.free is None else f'{gigabytes(needs.free)} of free memory'
-    line = (f'needs about {gigabytes(needs.needed(size))} of {whole} for caches and '
-            f'passes, apart from the weights ({gigabytes(memory.size(sampler.params))}) and the program')
+    weights = gigabytes(memory.size(sampler.params))
+    line = (f'needs about {gigabytes(needs.needed(size))} of {whole} for caches and passes, apart '
+            f'from the weights ({weights}) and the program')
     seconds = defaults_lib.seconds(
         model.defaults.get('seconds'), model.device.device_kind, size, sampler.text)
     return line if seconds is None else (
@@ -150,8 +152,8 @@ class Gallery:
       line += (f' instead of {model.num_tokens} ({model.num_tokens / passes:.1f} times fewer)'
                if passes < model.num_tokens else ', one token at a time')
     if self._passes_of_prior:
-      line += (f', after {np.mean(self._passes_of_prior):.0f} for {self._tokens_of_prior} tokens of '
-               'the prior')
+      line += (f', after {np.mean(self._passes_of_prior):.0f} for {self._tokens_of_prior} tokens '
+               'of the prior')
     seconds = max(self._seconds - compile_seconds, 0.0)
     return (f'{line}.\n{count} image{"s"[:count != 1]} in {seconds:.1f} s '
             f'({seconds / count:.2f} s each), and {compile_seconds:.1f} s to compile.')

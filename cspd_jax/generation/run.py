@@ -78,7 +78,7 @@ def settings(images: Any) -> dict[str, Any]:
   reads_codebook = model.codebook is not None and specification_lib.reads_codebook(
       sampler.specification)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
-  prior = {'prior': settings(first) for first in before}
+  prior = dict(prior=settings(before[0])) if before else {}
   return prior | dict(
       model=model.name, cache_dtype=model.cache_dtype, parameters=fingerprint(model.params),
       grid=list(model.grid), config=digest_of(repr(model.config)),

@@ -1,4 +1,4 @@
-"""Slots for images that come and go: they join at the end of any round, and leave when they are complete.
+"""Slots for images that come and go: they join at the end of any round, and leave when complete.
 
   runner = Runner(model, 8, decoder='mc_sjd(window=32)')
   slot, = runner.join([model.images('cat', seed=7, decoder='mc_sjd(window=32)')])
@@ -48,8 +48,8 @@ class FinishedImage(NamedTuple):
   """
 
   slot: int
-  image: Images
-  decoded: Decoded
+  image: Any
+  decoded: Any
 
   def result(self) -> Generated:
     """Returns the image; raises ValueError if the model returned NaN or infinity for it."""

@@ -19,8 +19,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cspd_jax.core import progress
-from cspd_jax.generation.model import Partial
-from cspd_jax.generation.runner import FinishedImage
+from cspd_jax.generation.cascade import in_turn
+from cspd_jax.generation.decode import Partial
+from cspd_jax.generation.slots import FinishedImage
 from cspd_jax.serve import access, guard, openapi, wire
 from cspd_jax.serve.scheduler import ClosedError, DeviceError, FullError, ImageJob, Scheduler
 from cspd_jax.serve.wire import ApiError, Order, Served
@@ -167,7 +168,7 @@ class Service:
       # The memory of the slots is allocated already.
       sampler = served.model.sampler(
           served.decoders[order.decoder], batch_size=1, **order.options)
-      first = sampler.request([order.prompt], seed=order.seed)
+      first = sampler.images([order.prompt], seed=order.seed)
       images.jobs = [
           ImageJob(first.with_seeds([(order.seed, i)]), order.decoder, images.listener(i),
                    watched=order.progress or order.partial_images > 0)
@@ -196,7 +197,7 @@ class Service:
                        int(time.time()), self._usage(images, order.n))
 
   def _usage(self, images: _Images, count: int) -> dict[str, Any]:
-    prompt = images.jobs[0].request.stages[0].condition
+    prompt = in_turn(images.jobs[0].images)[0].condition
     return wire.usage(prompt, count * self._served.model.num_tokens)
 
   async def _stream(self, order: Order, images: _Images, end: float, scope: Scope,

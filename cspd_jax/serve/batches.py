@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cspd_jax.generation.cascade import CascadeImages
+from cspd_jax.generation.cascade import Both, CascadeImages
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.slots import FinishedImage, Runner
 
@@ -52,6 +52,12 @@ class ImageJob:
   slots: int = 0
   cancelled: bool = False
   drawn: FinishedImage | None = None
+
+  def finished(self, done: FinishedImage) -> FinishedImage:
+    """Returns the complete image, of a cascade with the tokens of the prior."""
+    if self.drawn is None:
+      return done
+    return done._replace(image=self.images, decoded=Both(self.drawn.decoded, done.decoded))
 
   @property
   def waits_for_prior(self) -> bool:

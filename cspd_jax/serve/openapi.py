@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from cspd_jax.core import fields as fields_lib
 from cspd_jax.core.sampling import DISCRETE
-from cspd_jax.generation import engines
+from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.model import Model
 from cspd_jax.serve import wire
 from cspd_jax.serve.wire import ApiError, Order, Served
@@ -107,10 +107,12 @@ def request(served: Served, most_images: int) -> dict[str, Any]:
     properties['response_format'] = _choice(['b64_json', 'url'])
     properties |= {name: dict(description='Any value; it is ignored.') for name in wire.IGNORED}
   usual = served.description(served.names[0])['options']
-  for name in served.options:
-    properties[name] = dict(
-        type='integer' if wire.is_whole(name) else 'number', default=usual[name],
-        **_option(name, served.model))
+  properties |= _options(served.model, served.options, usual)
+  if isinstance(served.model, Cascade):
+    options = _options(served.model.prior, served.options_of_prior, usual['prior'])
+    properties['prior'] = dict(
+        type='object', description='Sampling options of the prior.', additionalProperties=False,
+        properties={name: _or_null(schema) for name, schema in options.items()})
   for name, meaning in _MEANINGS.items():
     properties[name].setdefault('description', meaning)
   for name in properties.keys() - {'prompt'}:
@@ -149,22 +151,18 @@ def _or_null(schema: Mapping[str, Any]) -> dict[str, Any]:
   return result
 
 
-def _stage(option: str, model: Model) -> tuple[str, Model, str]:
-  """Returns the name of an option without its prefix, and whose it is, in words too."""
-  of = ''
-  while option.startswith(engines.PRIOR):
-    assert model.prior is not None
-    option, model, of = option.removeprefix(engines.PRIOR), model.prior, ' of the prior'
-  return option, model, of
+def _options(model: Model, names: Sequence[str], usual: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the schemas of sampling options of a model, by name."""
+  return {name: dict(type='integer' if wire.is_whole(name) else 'number', default=usual[name],
+                     **_option(name, model)) for name in names}
 
 
 def _option(name: str, model: Model) -> dict[str, Any]:
   """Returns the description and the bounds of a sampling option."""
-  name, model, of = _stage(name, model)
   if name == 'guidance_scale' and model.target(True).num_streams == 1:
-    return dict(description=f'A sampling option{of}: 1, because there is no guidance.',
+    return dict(description='A sampling option: 1, because there is no guidance.',
                 minimum=1, maximum=1)
-  return dict(description=f'A sampling option{of}: {DISCRETE[name].words}.', **bounds(name))
+  return dict(description=f'A sampling option: {DISCRETE[name].words}.', **bounds(name))
 
 
 def bounds(name: str) -> dict[str, float]:
@@ -186,7 +184,7 @@ def _one_of(values: list[str], pattern: str) -> dict[str, Any]:
 
 
 def _images(served: Served) -> dict[str, Any]:
-  left_out = ('prior_passes',) if served.model.prior is None else ()
+  left_out = () if isinstance(served.model, Cascade) else ('prior_passes',)
   image = dict(type='object', properties={
       name: dict(description=meaning) for name, meaning in _IMAGE.items()
       if name not in left_out})

@@ -21,7 +21,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, h11
 from cspd_jax.core import progress
 from cspd_jax.files import reading
 from cspd_jax.generation import memory
-from cspd_jax.generation.cascade import Cascade, in_turn
+from cspd_jax.generation.cascade import in_turn
+from cspd_jax.generation.images import Images
 from cspd_jax.generation.slots import Runner
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.serve import access, app, guard, wire
@@ -94,19 +95,16 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
     raise ValueError(f'prompt_length is {prompt_length}, but prompts of model {model.name!r} have '
                      'one length; leave it out.')
 
-  def runner(request: Request, count: int) -> Runner:
-    """Returns the slots for images like that of a request, of a prior or of the model."""
-    stage = model.prior if request.stage else model
-    assert stage is not None
-    return Runner(stage, count, decoder=request.sampler.specification, prompt_length=(
-        prompt_length if isinstance(request.condition, Prompt) else None))
+  def runner(image: Images, count: int) -> Runner:
+    """Returns slots for images like this one."""
+    return Runner(image.sampler.model, count, decoder=image.sampler.specification, prompt_length=(
+        prompt_length if isinstance(image.condition, Prompt) else None))
 
-  # By whether they are a prior's.
-  stages = {is_prior: {name: [runner(request, slots)] for name, whole in requests.items()
-                       for request in whole.stages if bool(request.stage) == is_prior}
-            for is_prior in (True, False)}
-  needs = [several[0].estimate(request) for name, whole in requests.items()
-           for request in whole.stages for several in [stages[bool(request.stage)][name]]]
+  # By name of the decoder, for what is drawn in turn: the last is the image, before it a prior.
+  runners = {name: [[runner(one, slots)] for one in in_turn(whole)]
+             for name, whole in images.items()}
+  needs = [several[0].estimate(one) for name, whole in images.items()
+           for one, several in zip(in_turn(whole), runners[name])]
   needed, free = memory.needed_of_slots(needs, slots), needs[0].free
   if free is not None and needed > free:
     raise ValueError(
@@ -116,10 +114,12 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
   more = [] if fixed_slots else [2**i for i in range(slots.bit_length()) if 2**i < slots]
   while more and free is not None and memory.needed_of_slots(needs, slots + sum(more)) > free:
     more.pop()
-  for name, whole in requests.items():
-    for request in whole.stages:
-      stages[bool(request.stage)][name] += [runner(request, count) for count in more]
-  return Scheduler(stages[False], queue=queue, warm_up=requests, priors=stages[True])
+  for name, whole in images.items():
+    for one, several in zip(in_turn(whole), runners[name]):
+      several += [runner(one, count) for count in more]
+  return Scheduler({name: several[-1] for name, several in runners.items()}, queue=queue,
+                   warm_up=images, priors={name: several[0] for name, several in runners.items()
+                                           if len(several) > 1})
 
 
 @contextlib.contextmanager

@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from cspd_jax.core import fields, guarantees, guesses, naming, progress, sampling
+from cspd_jax.core import fields, guesses, naming, progress, sampling
 from cspd_jax.decoding import specification
 from cspd_jax.files import reading
-from cspd_jax.generation import engines
-from cspd_jax.generation.model import Model, Partial, Sampler, joined
+from cspd_jax.generation.cascade import Cascade, in_turn
+from cspd_jax.generation.decode import Partial
+from cspd_jax.generation.model import Model
 from cspd_jax.generation.results import Generated, encoded
 from cspd_jax.models.conditions import Prompt
 
@@ -80,15 +81,15 @@ class Served:
   """A model as a server offers it since `created`, in seconds since 1970.
 
   Requests may name it by any of its `names`. `decoders` are specifications by name, of which the
-  first one is the default, and `samplers` those of each, one per stage. The size is width and
+  first one is the default, and `samplers` are those of each. The size is width and
   height of an image in pixels, such as 64x32. A `lenient` server may change the form of an answer,
   see `Form`.
   """
 
-  model: Model
+  model: Any
   names: tuple[str, ...]
   decoders: Mapping[str, str]
-  samplers: Mapping[str, tuple[Sampler, ...]]
+  samplers: Mapping[str, Any]
   size: str
   created: int
   lenient: bool
@@ -96,7 +97,12 @@ class Served:
   @property
   def options(self) -> tuple[str, ...]:
     """The names of the sampling options."""
-    return self.model.options
+    return self.model.engine.options
+
+  @property
+  def options_of_prior(self) -> tuple[str, ...]:
+    """The names of the sampling options of the prior, if there is one."""
+    return self.model.prior.engine.options if isinstance(self.model, Cascade) else ()
 
   def description(self, name: str) -> dict[str, Any]:
     """Returns the model in the list of models, by one of its names; `root` is its own."""
@@ -104,27 +110,24 @@ class Served:
         id=name, root=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
         size=self.size, grid=list(self.model.grid), prompts=list(map(str, self.model.prompts)),
         words=None if (words := self.model.conditions.words) is None else list(words),
-        decoders=[dict(id=name, specification=spec, guarantee=guarantees.of_stages(
-            sampler.guarantee for sampler in self.samplers[name]))
-                  for name, spec in self.decoders.items()],
-        options={name: round(np.asarray(value).item(), 6)
-                 for name, value in _usual(self.model).items()})
+        decoders=[dict(id=name, specification=spec, guarantee=self.samplers[name].guarantee)
+                  for name, spec in self.decoders.items()], options=_usual(self.model))
 
   def decoder(self, text: str) -> str:
     """Returns the name of a decoder of the server; raises ValueError if it has no such one."""
     if text in self.decoders:
       return text
     with contextlib.suppress(ValueError):
-      meant = _in_full(self.model.sampler(text, batch_size=1).stages)
-      for name, stages in self.samplers.items():
-        if meant == _in_full(stages):
+      meant = _in_full(self.model.sampler(text, batch_size=1))
+      for name, sampler in self.samplers.items():
+        if meant == _in_full(sampler):
           return name
     raise ValueError(f'decoder is {text!r:.80}; this server has {", ".join(self.decoders)}.')
 
 
-def _in_full(stages: Sequence[Sampler]) -> list[Any]:
-  """The decoders of all stages, with all their parameters."""
-  return [specification.in_full(stage.specification) for stage in stages]
+def _in_full(sampler: Any) -> list[Any]:
+  """The decoders of a sampler, with all their parameters."""
+  return [specification.in_full(one.specification) for one in in_turn(sampler)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,11 +197,11 @@ class Order:
       raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
 
 
-def _usual(model: Model) -> dict[str, Any]:
-  """Returns the default sampling options of a model by name, those of a prior included."""
-  own = dict(model.sampling()._asdict())
-  return own if model.prior is None else own | {
-      f'{engines.PRIOR}{name}': value for name, value in _usual(model.prior).items()}
+def _usual(model: Any) -> dict[str, Any]:
+  """Returns the default sampling options of a model by name, those of a prior as a group."""
+  own = {name: round(np.asarray(value).item(), 6)
+         for name, value in model.sampling()._asdict().items()}
+  return own | dict(prior=_usual(model.prior)) if isinstance(model, Cascade) else own
 
 
 FIELDS = [field.name for field in dataclasses.fields(Order)
@@ -222,8 +225,8 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
   if not model.engine.joins:
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                      'others that are being decoded; serve a model of discrete tokens.')
-  samplers = {text: model.sampler(text, batch_size=1).stages for text in decoders}
-  specs = {text: joined(stages) for text, stages in samplers.items()}
+  samplers = {text: model.sampler(text, batch_size=1) for text in decoders}
+  specs = {text: sampler.text for text, sampler in samplers.items()}
   height, width = model.image_size
   return Served(model, names, specs, samplers, f'{width}x{height}', int(time.time()), lenient)
 
@@ -239,12 +242,13 @@ def order(body: bytes, served: Served) -> Order:
 def invalid(error: ValueError, served: Served) -> ApiError:
   """Returns the answer to a request that the library refuses with an error."""
   name = str(error).partition(' ')[0].replace('prompts', 'prompt')
-  known_fields = {*_OWN, *FIXED, *REFUSED, *served.options}
+  known_fields = {*_OWN, *FIXED, *REFUSED, *served.options,
+                  *(f'prior.{name}' for name in served.options_of_prior)}
   return ApiError(400, str(error), param=name if name in known_fields else None)
 
 
 def _order(values: Mapping[str, Any], served: Served) -> Order:
-  supported = [*_OWN, *FIXED, *served.options]
+  supported = [*_OWN, *FIXED, *served.options, *['prior'][:bool(served.options_of_prior)]]
   for name in values:
     if name not in (*supported, *REFUSED):
       raise ApiError(
@@ -263,12 +267,9 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
       allowed, reason = FIXED[name]
       raise ValueError(f'{name} is {value!r:.80}; it must be {" or ".join(map(repr, allowed))}, '
                        f'because {reason}; leave it out{more}.')
-    if name in served.options and (
-        isinstance(value, bool) or not isinstance(value, int | float)):
-      words = 'a whole number' if is_whole(name) else 'a number'
-      raise ValueError(f'{name} is {value!r:.80}; it must be {words}.')
-  values = {name: int(value) if is_whole(name) and isinstance(value, float) and value.is_integer()
-            else value for name, value in values.items()}  # JSON has one kind of numbers.
+  values = _numbers(values, served.options)
+  if 'prior' in values:
+    values['prior'] = _of_prior(values['prior'], served)
   check_name(values.get('model', served.names[0]), served)
   if values.get('size', 'auto') not in ('auto', served.size):
     raise ValueError(f'size is {values["size"]!r:.80}; it must be {served.size!r} or \'auto\', '
@@ -279,14 +280,35 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
     raise ValueError('prompt is missing; describe the image in words.')
   asked: dict[str, Any] = {'decoder': next(iter(served.decoders))}
   asked |= {name: values[name] for name in FIELDS if name in values}
-  result = Order(options={name: values[name] for name in served.options if name in values},
+  result = Order(options={name: values[name] for name in (*served.options, 'prior')
+                          if name in values},
                  form=form, **asked)
   return dataclasses.replace(result, decoder=served.decoder(result.decoder))
 
 
+def _numbers(values: Mapping[str, Any], options: Sequence[str], of: str = '') -> dict[str, Any]:
+  """Returns fields, whole numbers as such; raises ValueError for options that are no numbers."""
+  for name, value in values.items():
+    if name in options and (isinstance(value, bool) or not isinstance(value, int | float)):
+      words = 'a whole number' if is_whole(name) else 'a number'
+      raise ValueError(f'{of}{name} is {value!r:.80}; it must be {words}.')
+  return {name: int(value) if is_whole(name) and isinstance(value, float) and value.is_integer()
+          else value for name, value in values.items()}  # JSON has one kind of numbers.
+
+
+def _of_prior(values: Any, served: Served) -> dict[str, Any]:
+  """Returns the sampling options of the prior."""
+  supported = served.options_of_prior
+  if not isinstance(values, Mapping) or not set(values) <= set(supported):
+    raise ValueError(f'prior is {values!r:.80}; it must be an object with sampling options of the '
+                     f'prior: {", ".join(supported)}.')
+  return _numbers({name: value for name, value in values.items() if value is not None},
+                  supported, 'prior.')
+
+
 def is_whole(name: str) -> bool:
-  """Returns whether a field is a whole number, such as a sampling option, also of a prior."""
-  option = sampling.DISCRETE.get(name.rpartition(engines.PRIOR)[2])
+  """Returns whether a field is a whole number, such as a sampling option."""
+  option = sampling.DISCRETE.get(name)
   return name in RANGES or option is not None and option.is_whole
 
 

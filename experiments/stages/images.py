@@ -65,7 +65,8 @@ def _prompts(model: cspd_jax.Model, count: int) -> list[Any]:
 def _compared(first: Images, images: Images, repeats: int) -> dict[str, Any]:
   """Times images of a decoder in turns with those of the baseline."""
   numbers, both = range(len(images)), (first, images)
-  runs = {(i, k): each.sampler.bound(each, np.array([i])) for i in numbers for k, each in enumerate(both)}
+  runs = {(i, k): each.sampler.bound(each, np.array([i]))
+          for i in numbers for k, each in enumerate(both)}
   timed = timing.measure(runs, repeats)
   before, after = (sum(int(runs[i, k]().rounds.sum()) for i in numbers) for k in range(2))
   slow, fast = (np.array([timed[i, k].median for i in numbers]) for k in range(2))

@@ -59,7 +59,7 @@ def test_no_reduction_is_part_of_a_product():
 
 def test_a_decoder_has_no_such_fusion_and_no_trees():
   model = cspd_jax.load('demo')
-  request = model.request(
+  request = model.images(
       ['cat'], seed=0, decoder='corrected(iterations=1, window=4)', pixels=False)
   text = _compiled(request.sampler.jitted(), *request.arguments(np.array([0])))
   tree = ' reduce-window('

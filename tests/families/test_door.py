@@ -40,7 +40,7 @@ def test_refilled_rows_use_the_options_of_their_image(model):
       np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
-  assert not model.request(prompts, batch_size=2, decoder='vanilla').refills
+  assert not model.images(prompts, batch_size=2, decoder='vanilla').refills
 
 
 def test_stream_ends_with_what_generate_gives(model, generated):
@@ -97,7 +97,7 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
   other = model.generate(['sea', 'sky'], seed=[9, 0], decoder='mc_sjd', window=4)
   np.testing.assert_array_equal(one.decoded.tokens[1], other.decoded.tokens[0])
   for scalar in (np.array(3), jnp.asarray(3), np.int64(3)):
-    assert model.request('sea', seed=scalar).seeds == [(3, 0)]
+    assert model.images('sea', seed=scalar).seeds == [(3, 0)]
 
 
 @pytest.mark.parametrize('arguments, message', [
@@ -163,7 +163,7 @@ def test_sampling_options_of_other_types(model, sampling):
   with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
     jax.eval_shape(decoder, model.params, condition, jax.random.key(0), sampling, None)
   with pytest.raises(ValueError, match='pass model.sampling'):
-    model.request(['sea'], decoder='vanilla', sampling=sampling)
+    model.images(['sea'], decoder='vanilla', sampling=sampling)
 
 
 def test_bytes_are_rounded_to_the_nearest_level():

@@ -85,12 +85,12 @@ def test_seed_exact_decoders_repeat_vanilla(model, vanilla, decoder):
 
 
 def test_unknown_words_are_reported(model, capsys, tmp_path):
-  assert model.request(PROMPTS).unknown_words == [[]] * 4
-  task = model.request(['a Zebra on blue', 'a blue cat', 'été-cat on été'])
+  assert model.images(PROMPTS).unknown_words == [[]] * 4
+  task = model.images(['a Zebra on blue', 'a blue cat', 'été-cat on été'])
   assert task.unknown_words == [['Zebra'], [], ['été']]
   assert task.pick([2, 2]).unknown_words == [['été']] * 2
   # Conditions that are not words have none.
-  assert model.request(model.condition('a zebra')).unknown_words == [[]]
+  assert model.images(model.condition('a zebra')).unknown_words == [[]]
   with mock.patch.object(gallery.Gallery, 'generate'):
     assert command.main(['generate', '--prompt=a blue zebra',
                          '--prompt=a blue cat', f'--output={tmp_path}']) == 0

@@ -63,7 +63,7 @@ def test_files_become_pictures_by_four_commands(folder, tmp_path, capsys):
       prior_top_k=1200, prior_top_p=0.95)
   arguments = ['cspd-generate', f'--model={folder}', f'--decoder=vanilla | {SPEC}',
                *(f'--prompt={words}' for words in PROMPTS), f'--output={tmp_path}/out', '--seed=3',
-               '--prior_top_k=7']
+               '--prior.top_k=7']
   assert not generate_command.main(arguments)
   printed = capsys.readouterr().out
   assert f'2 images with vanilla | {SPEC}' in printed
@@ -74,8 +74,8 @@ def test_files_become_pictures_by_four_commands(folder, tmp_path, capsys):
   first, second = (np.asarray(Image.open(file), int) for file in files)
   assert first.shape == (4, 4, 3) and np.abs(first - second).mean() > 1
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
-  assert report['sampling'] == {**report['sampling'], 'guidance_scale': 4.0, 'prior_top_k': 7,
-                                'prior_top_p': 0.95}
+  assert report['sampling']['guidance_scale'] == 4.0
+  assert report['sampling']['prior'] == {**report['sampling']['prior'], 'top_k': 7, 'top_p': 0.95}
   assert [row['prior_passes'] for row in report['rows']] == [81, 81]
   assert report['guarantee'] == 'seed-exact'
   assert not generate_command.main(arguments)

@@ -28,7 +28,7 @@ def opened(model, prompts, folder, *, batch_size=None, **options):
   named, own = ({name: options.pop(name) for name in names if name in options} for names in (
       ('seed', 'decoder', 'max_batch_size'), ('overwrite', 'process')))
   size = batch_size or run.batch_size_of(folder)
-  return Gallery(model.request(prompts, options, batch_size=size, **named), folder, **own)
+  return Gallery(model.images(prompts, options, batch_size=size, **named), folder, **own)
 
 
 def gallery(model, folder, index=0, count=1, **options):

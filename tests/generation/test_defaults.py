@@ -89,14 +89,14 @@ def test_models_take_what_is_stored_for_their_device_and_batch(beach, tmp_path):
   place.store(kind, {1: 'mc_sjd(window=4)', 2: 'vanilla'})
   place.store('another device', {1: 'jacobi(window=3)'})
   model = cspd_jax.load(tmp_path / 'own')
-  chosen = lambda prompts, **options: model.request(prompts, **options).sampler.text
+  chosen = lambda prompts, **options: model.images(prompts, **options).sampler.text
   assert str(model.specification()) == 'mc_sjd(window=4)' == chosen('sea')
   assert chosen(['sea', 'sky']) == 'vanilla' == model.generate(['sea', 'sky']).decoder
   assert chosen(['sea', 'sky'], batch_size=1) == 'mc_sjd(window=4)'
   assert chosen(['sea', 'sky'], decoder='sjd(window=2)') == 'sjd(window=2)'
   for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # The default of `cspd-generate`.
     gallery = Gallery(
-        model.request(['sea', 'sky'], batch_size=size), tmp_path / f'by_{size}')
+        model.images(['sea', 'sky'], batch_size=size), tmp_path / f'by_{size}')
     assert str(gallery.request.sampler.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
   with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
@@ -129,7 +129,7 @@ def test_a_decoder_that_nobody_knows_is_named_where_it_would_be_used(beach, tmp_
   with pytest.raises(
       ValueError, match="names for .* and 2 images .* 'faster' is not registered.* Pass decoder"):
     model.generate(['sea', 'sky'])
-  assert model.request(['sea', 'sky'], decoder='vanilla').sampler.text == 'vanilla'
+  assert model.images(['sea', 'sky'], decoder='vanilla').sampler.text == 'vanilla'
 
 
 def test_networks_stay_where_they_are(beach, tmp_path):

@@ -36,7 +36,7 @@ def _model(beach):
 
 
 def _gallery(model, folder, extractor=EXTRACTOR, **options):
-  request = model.request(PROMPTS, seed=4, decoder='vanilla', batch_size=2)
+  request = model.images(PROMPTS, seed=4, decoder='vanilla', batch_size=2)
   return Gallery(request, folder, features=extractor, **options)
 
 

@@ -72,7 +72,7 @@ def test_pixels_that_are_not_finite_are_an_error(model):
 def test_an_interrupted_run_keeps_its_batch_size(model, tmp_path, monkeypatch):
   options = dict(seed=4, decoder='vanilla')
   prompts = ['sea', 'sky', 'sea', 'sand', 'sky']
-  per_image = model.request(prompts, **options).estimate().needed(1)
+  per_image = model.images(prompts, **options).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   first = opened(model, prompts, tmp_path / 'out', max_batch_size=4, **options)
@@ -137,7 +137,7 @@ def test_a_run_has_pictures_of_one_kind(model, tmp_path, part):
 @pytest.mark.parametrize('part', ['grid', 'config'])
 def test_batches_of_another_grid_are_not_mixed(model, tmp_path, part):
   run = lambda model: decode(
-      model.request(['sea', 'sky'], decoder='vanilla', batch_size=1), folder=tmp_path / 'out')
+      model.images(['sea', 'sky'], decoder='vanilla', batch_size=1), folder=tmp_path / 'out')
   run(model)
   with pytest.raises(ValueError, match=rf'which holds another run \((other )?{part}'):
     run(_changed(model, part))

@@ -45,7 +45,7 @@ def test_live_cache_grows_with_streams_and_images(model):
 
 
 def _task(model, count=3, **options):
-  return model.request(_prompts(model, count), **options)
+  return model.images(_prompts(model, count), **options)
 
 
 def _prompts(model, count):
@@ -155,7 +155,7 @@ def test_an_estimate_of_narrow_parameters_is_about_what_a_compiled_decoder_needs
 def test_an_estimate_is_made_once_for_all_batch_sizes_and_prompts(model, monkeypatch):
   task = _task(model, decoder='mc_sjd(window=6)')
   monkeypatch.setattr(memory, 'random_lib', None)
-  other = model.request(_prompts(model, 7)[2:], dict(guidance_scale=3.0),
+  other = model.images(_prompts(model, 7)[2:], dict(guidance_scale=3.0),
                         decoder='mc_sjd(window=6)', seed=5, batch_size=2)
   assert other.estimate().per_image == task.estimate().per_image
   with pytest.raises(AttributeError):

@@ -22,7 +22,7 @@ SJD = 'sjd(window=3)'
 
 def _decoded(model, decoder=SJD, prompts=PROMPTS, *, seed=7, batch_size=2, **options):
   modes = {name: options.pop(name) for name in ('folder', 'progress') if name in options}
-  request = model.request(prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
+  request = model.images(prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
   return decode(request, **modes)
 
 
@@ -69,7 +69,7 @@ def test_one_decoder_has_one_program(model):
 
 
 def test_picking_images_compiles_nothing(model):
-  request = model.request(PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
+  request = model.images(PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
   assert request.pick(range(len(PROMPTS))) is request
   assert request.pick(range(len(PROMPTS))[::-1]).titles == request.titles[::-1]
   model.programs.clear()
@@ -86,7 +86,7 @@ def test_pixels_of_images_become_bytes_one_by_one(model):
   tokenizer = tiny.TOKENIZER._replace(
       decode=lambda params, tokens: pixels * tokens[:, :1, None, None] / 4)
   many = tiny.model(tokenizer=tokenizer)
-  request = many.request(PROMPTS * 8, decoder='vanilla')
+  request = many.images(PROMPTS * 8, decoder='vanilla')
   decoded = decode(request)
   request.result(decoded)  # Compiles.
   tracemalloc.start()
@@ -107,7 +107,7 @@ def test_seeds_of_every_image(model):
 
 
 def test_a_key_takes_the_place_of_a_seed(model):
-  request = lambda seed: model.request(PROMPTS, decoder='vanilla', seed=seed, pixels=False)
+  request = lambda seed: model.images(PROMPTS, decoder='vanilla', seed=seed, pixels=False)
   keys = lambda seed: jax.random.key_data(request(seed).inputs(np.array([0, 3]))[1])
   np.testing.assert_array_equal(keys(jax.random.key(5)), keys(5))
   np.testing.assert_array_equal(
@@ -120,7 +120,7 @@ def test_raw_keys_of_another_implementation_are_no_seeds(model):
   with jax.default_prng_impl('rbg'):
     for key in (jax.random.PRNGKey(3), jax.random.split(jax.random.PRNGKey(3), 4)):
       with pytest.raises(ValueError, match='as random keys of jax.random.PRNGKey'):
-        model.request([0, 1, 2, 0], seed=key, decoder='vanilla')
+        model.images([0, 1, 2, 0], seed=key, decoder='vanilla')
 
 
 def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
@@ -154,7 +154,7 @@ def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
   def first(change):
     options = dict(decoder=SJD, seed=7, batch_size=2, prompts=PROMPTS) | change
     used = tiny.model(options.pop('model')) if 'model' in options else model
-    return next(run(used.request(options.pop('prompts'), **options), folder=tmp_path / 'run'))
+    return next(run(used.images(options.pop('prompts'), **options), folder=tmp_path / 'run'))
 
   first({})
   with pytest.raises(ValueError, match=words):
@@ -169,7 +169,7 @@ def test_a_run_of_neighbours_in_a_codebook_belongs_to_it(model, tmp_path, decode
     vectors = np.random.default_rng(seed).standard_normal((4, 2))
     tokenizer = tiny.TOKENIZER._replace(codebook=lambda params: vectors)
     used = dataclasses.replace(model, tokenizer=tokenizer)
-    return next(run(used.request(PROMPTS, decoder=decoder, batch_size=2), folder=tmp_path / 'run'))
+    return next(run(used.images(PROMPTS, decoder=decoder, batch_size=2), folder=tmp_path / 'run'))
 
   first(0)
   if not is_another:
@@ -213,11 +213,11 @@ def test_damaged_and_foreign_files(model, tmp_path):
 ])
 def test_wrong_input(model, options, words):
   with pytest.raises(ValueError, match=words):
-    model.request(**dict(decoder=SJD, prompts=PROMPTS) | options)
+    model.images(**dict(decoder=SJD, prompts=PROMPTS) | options)
 
 
 def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):
-  per_image = model.request(PROMPTS, decoder=SJD, batch_size=1).estimate().needed(1)
+  per_image = model.images(PROMPTS, decoder=SJD, batch_size=1).estimate().needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   progress = []

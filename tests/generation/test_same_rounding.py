@@ -16,7 +16,7 @@ import cspd_jax
 from cspd_jax.core import kernels, programs
 from cspd_jax.decoding import rounding
 from cspd_jax.generation.run import decode
-from cspd_jax.generation.runner import Runner
+from cspd_jax.generation.slots import Runner
 from cspd_jax.serve import wire
 from tests.generation import many_processes
 from tests.marks import representative
@@ -207,7 +207,7 @@ def _streamed(model, decoder):
 
 
 def _request(model, decoder, prompts, **options):
-  return model.request(
+  return model.images(
       prompts, dict(guidance_scale=2.0), decoder=decoder, pixels=False, **options)
 
 
@@ -215,7 +215,7 @@ def _joined(model, decoder):
   """Five images that join two slots, whenever one is free."""
   runner, found = Runner(model, 2, decoder=decoder), {}
   waiting = [_request(model, decoder, [number % 3], seed=[(7, number)]) for number in range(5)]
-  while waiting or runner.requests:
+  while waiting or runner.images:
     runner.join([waiting.pop(0) for _ in range(min(runner.free, len(waiting)))])
     runner.step(2)
     for done in runner.finished():
@@ -262,7 +262,7 @@ def test_whatever_the_options(network, dtype):
   for temperature, scale, top_k, top_p in itertools.product(
       (0.2, 1.0, 2.0), (1.5, 20.0), (5, 16), (0.5, 0.95)):
     options = dict(temperature=temperature, guidance_scale=scale, top_k=top_k, top_p=top_p)
-    want, got = (decode(model.request([0, 1, 2], options, seed=3, decoder=decoder, pixels=False))
+    want, got = (decode(model.images([0, 1, 2], options, seed=3, decoder=decoder, pixels=False))
                  for decoder in ('vanilla(window=5)', 'seed_exact(window=5)'))
     np.testing.assert_array_equal(got.tokens, want.tokens)
     np.testing.assert_array_equal(got.log_probs, want.log_probs)

@@ -52,7 +52,7 @@ def test_decoders_of_one_drafter_share_a_program(model):
   # One for the first two, which return no draws, and three that others cannot share.
   assert len(model.programs) == 4
   for text, tokens in zip(DECODERS, result):
-    alone = decode(model.request(bench.prompts, decoder=text, batch_size=2, slots=False))
+    alone = decode(model.images(bench.prompts, decoder=text, batch_size=2, slots=False))
     np.testing.assert_array_equal(tokens, alone.tokens)
   np.testing.assert_array_equal(result[2], result[3])
   seconds = bench.seconds

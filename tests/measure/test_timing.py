@@ -95,7 +95,7 @@ def test_compilation_apart():
 def test_images_without_valid_probabilities_are_not_compared():
   model = tiny.model()
   broken = model.with_params(model.params.at[1].set(np.nan))
-  requests = {name: broken.request([0, 1], seed=7, decoder=name, batch_size=1)
+  requests = {name: broken.images([0, 1], seed=7, decoder=name, batch_size=1)
               for name in ('vanilla', 'mc_sjd(window=3)')}
   with pytest.raises(ValueError, match="for 1 of 1 images .'1' with seed 7"):
     timing.compare(requests)
@@ -103,7 +103,7 @@ def test_images_without_valid_probabilities_are_not_compared():
 
 def test_decoders_that_are_not_timed_have_images():
   model, done = tiny.model(), []
-  requests = {name: model.request([0, 1], decoder=name, batch_size=1)
+  requests = {name: model.images([0, 1], decoder=name, batch_size=1)
               for name in ('vanilla', 'mc_sjd(window=3)')}
   compared = timing.compare(requests, untimed=('mc_sjd(window=3)',), repeats=2,
                             progress=lambda *steps: done.append(steps))

@@ -25,9 +25,9 @@ def sample(model):
   prompts = [0, 1, 2, 0, 1]
   condition, sampling = model.condition(prompts), model.sampling()
   reference = base.Sample(
-      decode(model.request(prompts * 2, decoder='sjd(window=3)', seed=1)),
+      decode(model.images(prompts * 2, decoder='sjd(window=3)', seed=1)),
       jnp.tile(condition, 2), sampling)
-  return base.Sample(decode(model.request(prompts, decoder='sjd(window=3)')), condition, sampling,
+  return base.Sample(decode(model.images(prompts, decoder='sjd(window=3)')), condition, sampling,
                      reference, batch_size=2)
 
 

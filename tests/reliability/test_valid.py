@@ -173,5 +173,5 @@ def test_generate_says_which_images(broken):
   with pytest.raises(ValueError, match="for 1 of 1 images .'sea'"):
     list(broken.stream(['sea'], decoder='vanilla'))
   with pytest.raises(ValueError, match="for 1 of 2 images .'sea' number 1."):
-    decode(broken.request(['sand', 'sea'], decoder='vanilla', seed=jax.random.key(0),
+    decode(broken.images(['sand', 'sea'], decoder='vanilla', seed=jax.random.key(0),
                           pixels=False))

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from cspd_jax.generation import memory
-from cspd_jax.generation.runner import Runner
+from cspd_jax.generation.slots import Runner
 from cspd_jax.serve import batches, server, wire
 from cspd_jax.serve.scheduler import ImageJob, Scheduler
 from tests.serve import tiny

@@ -23,7 +23,7 @@ def test_the_example_is_one_picture_in_the_form_of_an_event(stored):
   model = tiny.model()
   event = wire.completed_event(
       0, model.generate('cat', decoder='vanilla'), 1, wire.serving(model, ('vanilla',)),
-      wire.Form(), created=0, used=wire.usage(model.request(['cat']).condition, model.num_tokens))
+      wire.Form(), created=0, used=wire.usage(model.images(['cat']).condition, model.num_tokens))
   pictures = []
   for image in stored['images']:
     assert image.keys() == event.keys()

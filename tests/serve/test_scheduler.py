@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from cspd_jax.generation.model import Partial
-from cspd_jax.generation.runner import FinishedImage, Runner
+from cspd_jax.generation.slots import FinishedImage, Runner
 from cspd_jax.serve.scheduler import ClosedError, DeviceError, FullError, ImageJob, Scheduler
 from tests.serve import tiny
 

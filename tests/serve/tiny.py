@@ -41,4 +41,4 @@ def batch(engine, decoder: str = SEED_EXACT):
 def request(of: Model, prompt: str = 'cat', seed: int = 0, number: int = 0,
             decoder: str = SEED_EXACT, **options):
   """Returns the request of one image."""
-  return of.request([prompt], options, seed=[(seed, number)], decoder=decoder, batch_size=1)
+  return of.images([prompt], options, seed=[(seed, number)], decoder=decoder, batch_size=1)

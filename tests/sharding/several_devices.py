@@ -49,7 +49,7 @@ def save(folder):
 
 def decoded(model, decoder):
   """What three images are decoded to; the model has no pixels."""
-  request = model.request(
+  request = model.images(
       [0, 1, 2], dict(guidance_scale=2.0), decoder=decoder, pixels=False, batch_size=3)
   result = decode(request)
   return request, dict(tokens=result.tokens.tolist(), rounds=result.rounds.tolist(),
@@ -117,7 +117,7 @@ def main(count, shapes):
       # Batches of two: the last image fills a batch alone.
       if count > 1 and name in (None, (2, 2)):
         for key, size in (('batches', 2), ('one', 1)):
-          request = model.request([0, 1, 2], decoder=DECODERS[0], seed=5, batch_size=size,
+          request = model.images([0, 1, 2], decoder=DECODERS[0], seed=5, batch_size=size,
                             slots=False, pixels=False)
           runs[key] = decode(request).tokens.tolist()
       if mesh is not None:
@@ -139,7 +139,7 @@ def seed_exact(shapes):
     for shape in shapes:
       model = cspd_jax.load(folder, dtype='bfloat16', sharding=sharding.make_mesh(*shape))
       for decoder in ('vanilla(window=5)', 'seed_exact(window=5)'):
-        request = model.request([0, 1, 2, 0] * 2, dict(guidance_scale=2.0), decoder=decoder,
+        request = model.images([0, 1, 2, 0] * 2, dict(guidance_scale=2.0), decoder=decoder,
                                 pixels=False, batch_size=8)
         decoded = decode(request)
         result[f'{"x".join(map(str, shape))} {decoder}'] = dict(

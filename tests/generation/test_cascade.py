@@ -1,6 +1,6 @@
-"""Models whose condition a prior draws: a pair that is small enough to enumerate."""
+"""Two models in turn: a pair that is small enough to enumerate."""
 
-import dataclasses
+import copy
 
 import jax
 import jax.numpy as jnp
@@ -10,16 +10,17 @@ import pytest
 from cspd_jax.core import guarantees
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.generation import engines, gallery as gallery_lib, run as run_lib
+from cspd_jax.generation.cascade import Both, Cascade, in_turn
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Handover, Tokenizer
-from cspd_jax.generation.runner import Runner
+from cspd_jax.generation.slots import Runner
 from cspd_jax.testing import tabular
 
 NAMES = ('cat', 'dog')
 # The prior draws two tokens of two, and each of the four pairs is a class of the model.
 PRIOR = tabular.tabular(jax.random.key(1), vocab_size=2, length=2, num_classes=2)
 LAST = tabular.tabular(jax.random.key(2), vocab_size=3, length=4, num_classes=4, row_width=2)
-SAMPLING = dict(temperature=0.8, prior_temperature=1.3)
+SAMPLING = dict(temperature=0.8, prior=dict(temperature=1.3))
 
 
 def _encode(prompts):
@@ -46,10 +47,10 @@ def pair():
       check_condition=lambda tokens: None)
   tokenizer = Tokenizer(None, np.float32(1.0), decode=lambda params, tokens: jnp.broadcast_to(
       params * tokens.reshape(-1, 2, 2, 1) - 1, (len(tokens), 2, 2, 3)))
-  return Model(
+  return Cascade(prior, Model(
       'pair', 'pair', None, LAST.params, (2, 2), engines.DISCRETE, lambda guided: target,
       Conditions(codes, lambda tokens: [f'codes {i}' for i in range(len(tokens))], ()),
-      tokenizer).with_prior(prior)
+      tokenizer))
 
 
 @pytest.fixture(scope='module')
@@ -60,7 +61,7 @@ def model():
 def _exact_joint(label):
   """The probability `[4, 81]` of every pair of sequences under both models."""
   sampling = lambda **options: engines.DISCRETE.sampling({}, options)
-  first = PRIOR.distribution(sampling(temperature=SAMPLING['prior_temperature']), label)
+  first = PRIOR.distribution(sampling(temperature=SAMPLING['prior']['temperature']), label)
   last = [LAST.distribution(sampling(temperature=SAMPLING['temperature']), code)
           for code in range(4)]
   return first[:, None] * np.stack(last)
@@ -99,8 +100,7 @@ def test_two_seed_exact_stages_draw_the_images_of_vanilla(model):
     ('mc_sjd(window=2) | vanilla', 'exact'), ('vanilla | mc_sjd(window=2)', 'exact'),
     ('vanilla | jacobi(window=2)+cool', 'bounded'), ('vanilla', 'seed-exact')])
 def test_the_guarantee_is_the_weaker_one(model, decoder, guarantee):
-  request = model.request(['cat'], decoder=decoder)
-  assert request.guarantee == guarantee
+  assert model.sampler(decoder).guarantee == guarantee
   assert guarantees.of_stages([Guarantee.BIASED, Guarantee.EXACT]) == Guarantee.BIASED
 
 
@@ -114,14 +114,11 @@ def test_bounds_add(model):
 
 def test_every_stage_has_random_numbers_of_its_own(model):
   """The prior's are those of no model and no other image; the model's are as without a prior."""
-  request = model.request(['cat'] * 4, seed=3, decoder='vanilla')
-  keys = [jax.random.key_data(part.inputs(np.arange(4))[1]) for part in request.stages]
+  images = model.images(['cat'] * 4, seed=3, decoder='vanilla')
+  keys = [jax.random.key_data(part.inputs(np.arange(4))[1]) for part in in_turn(images)]
   assert len(np.unique(np.concatenate(keys), axis=0)) == 8
-  alone = model.request(np.zeros((4, 2), int), seed=3, decoder='vanilla')
+  alone = model.images(np.zeros((4, 2), int), seed=3, decoder='vanilla')
   np.testing.assert_array_equal(jax.random.key_data(alone.inputs(np.arange(4))[1]), keys[1])
-  # A third stage has others again.
-  more = jax.random.key_data(request.before().stages[0].inputs(np.arange(4))[1])
-  assert len(np.unique(np.concatenate([*keys, more]), axis=0)) == 12
 
 
 def test_an_image_does_not_depend_on_its_batch(model):
@@ -135,22 +132,22 @@ def test_an_image_does_not_depend_on_its_batch(model):
   one = model.generate('dog', seed=[(8, 4)], decoder='seed_exact(window=2)')
   np.testing.assert_array_equal(one.tokens[0], whole.tokens[4])
   seen = []
-  model.request(prompts, decoder='vanilla', batch_size=2).generate(
-      lambda done, total: seen.append((done, total)))
+  model.generate(prompts, decoder='vanilla', batch_size=2,
+                 progress=lambda done, total: seen.append((done, total)))
   assert seen[-1] == (11, 11) and len(seen) > 2
 
 
 def test_results_say_what_both_stages_did(model, tmp_path):
   out = model.generate(
       list(NAMES), seed=4, decoder='vanilla | seed_exact(window=2)', temperature=[0.5, 0.7],
-      prior_temperature=[0.9, 1.1])
+      prior=dict(temperature=[0.9, 1.1]))
   assert repr(out).startswith(
       'Generated(2 images of 2x2 by vanilla | seed_exact(window=2) (seed-exact)')
   texts = out.metadata(1)
   assert texts['prior_passes'] == out.prior.decoded.rounds[1] == 2
   assert texts['passes'] == out.decoded.rounds[1]
   assert texts['sampling']['temperature'] == pytest.approx(0.7)
-  assert texts['sampling']['prior_temperature'] == pytest.approx(1.1)
+  assert texts['sampling']['prior']['temperature'] == pytest.approx(1.1)
   again = model.generate(texts['prompt'], seed=[(texts['seed'], texts['number'])],
                          decoder=texts['decoder'], **texts['sampling'])
   np.testing.assert_array_equal(again.tokens[0], out.tokens[1])
@@ -161,41 +158,42 @@ def test_results_say_what_both_stages_did(model, tmp_path):
   out.save(tmp_path)
 
 
-def test_options_are_those_of_the_stage_that_they_name(model):
-  default = model.request(['cat'], decoder='vanilla')
-  assert default.recorded['prior_temperature'] == pytest.approx(1.2)  # The prior's own default.
+def test_options_are_those_of_the_model_that_they_name(model):
+  default = model.images(['cat'], decoder='vanilla')
+  assert default.recorded['prior']['temperature'] == pytest.approx(1.2)  # The prior's own default.
   assert default.recorded['temperature'] == 1
-  both = model.request(['cat'], {'window': 2}, decoder='seed_exact')
+  both = model.sampler('seed_exact', window=2)
   assert both.text == 'seed_exact(window=2) | seed_exact(window=2)'
-  other = model.request(['cat'], {'window': 3, 'prior_window': 2}, decoder='seed_exact')
+  other = model.sampler('seed_exact', window=3, prior=dict(window=2))
   assert other.text == 'seed_exact(window=2) | seed_exact(window=3)'
-  assert {'top_k', 'prior_top_k'} <= set(model.options)
-  sampler = model.sampler('seed_exact(window=2)', prior_temperature=0.5)
-  assert sampler is model.sampler('seed_exact(window=2)', prior_temperature=0.5)
+  sampler = model.sampler('seed_exact(window=2)', prior=dict(temperature=0.5))
+  again = model.sampler('seed_exact(window=2)', prior=dict(temperature=0.5))
+  assert sampler.first is again.first and sampler.second is again.second
   np.testing.assert_array_equal(
       sampler(list(NAMES), seed=3).tokens,
       model.generate(list(NAMES), seed=3, decoder='seed_exact(window=2)',
-                     prior_temperature=0.5).tokens)
+                     prior=dict(temperature=0.5)).tokens)
 
 
 @pytest.mark.parametrize('options, message', [
-    (dict(prior_temprature=1.0), 'prior_temprature is neither.*, prior_top_k,.*prior_temperature'),
-    (dict(prior_guidance_scale=2.0), '^prior_guidance_scale is 2.*or leave prior_guidance_scale '),
-    (dict(prior_temperature=-1.0), 'prior_temperature is -1.0'),
+    (dict(prior=dict(temprature=1.0)), 'prior.temprature is neither.*, top_k,.*temperature'),
+    (dict(prior=dict(guidance_scale=2.0)), '^prior.guidance_scale is 2'),
+    (dict(prior=dict(temperature=-1.0)), 'prior.temperature is -1.0'),
+    (dict(prior=0.5), 'prior is 0.5; it must be options of the prior by name'),
     (dict(decoder='vanilla | vanilla | vanilla'),
-     "vanilla | vanilla | vanilla', 3 decoders, but model 'pair' has 2 stages; pass one decoder "),
+     "vanilla | vanilla | vanilla', 3 decoders, but there are two models; pass one decoder "),
     (dict(decoder='vanilla | eagle'), "decoder is 'eagle.*with an EAGLE network; model 'pair' has"),
-    (dict(decoder='eagle | vanilla'), "EAGLE network; model 'pair/prior' .* prior_eagle=FOLDER"),
-    (dict(prior_temperature=[1.0, 2.0]), r'prior_temperature has shape \(2,\)'),
+    (dict(decoder='eagle | vanilla'), "EAGLE network; model 'pair/prior' has none"),
+    (dict(prior=dict(temperature=[1.0, 2.0])), r'prior.temperature has shape \(2,\)'),
     (dict(prompts='fox'), "prompts holds 'fox'")])
-def test_what_a_stage_does_not_have_is_refused(model, options, message):
+def test_what_a_model_does_not_have_is_refused(model, options, message):
   with pytest.raises(ValueError, match=message):
     model.generate(**dict(prompts='cat', decoder='vanilla') | options)
 
 
 def test_a_model_without_a_prior_has_no_options_of_one(model):
-  with pytest.raises(ValueError, match='prior_temperature is neither a sampling option'):
-    model.prior.generate('cat', decoder='vanilla', prior_temperature=1.0)
+  with pytest.raises(ValueError, match='prior is '):
+    model.prior.generate('cat', decoder='vanilla', prior=dict(temperature=1.0))
   with pytest.raises(ValueError, match='decoder'):
     model.prior.generate('cat', decoder='vanilla | vanilla')
 
@@ -206,10 +204,9 @@ def test_tokens_of_the_prior_are_prompts(model):
   np.testing.assert_array_equal(alone.tokens, out.tokens)
   assert alone.prior is None and alone.prompts == ['codes 0', 'codes 1']
   assert alone.decoder == 'vanilla' and alone.guarantee == 'seed-exact'
-  for options in (dict(prior_temperature=0.5), dict(prior_top_k=1), dict(prior_window=2)):
-    (name,) = options
-    with pytest.raises(ValueError, match=f'{name} is .*, but prompts are tokens of the prior'):
-      model.generate(out.prior.tokens, decoder='vanilla', **options)
+  for name in ('temperature', 'top_k', 'window'):
+    with pytest.raises(ValueError, match=f'prior.{name} is 1, but prompts are tokens of the prior'):
+      model.generate(out.prior.tokens, decoder='vanilla', prior={name: 1})
   with pytest.raises(ValueError, match="tokens of the prior, which .*; pass 'vanilla'"):
     model.generate(out.prior.tokens, decoder='vanilla | vanilla')
   with pytest.raises(ValueError, match=r'a list of lists; .*: pass np.asarray\(prompts\)'):
@@ -256,24 +253,26 @@ def test_prefixes_are_those_of_the_image(model):
 
 def test_slots_decode_one_stage_after_the_other(model):
   spec = 'seed_exact(window=2)'
-  first, last = model.request(['dog'], seed=[(6, 2)], decoder=spec, batch_size=1).stages
+  images = model.images(['dog'], seed=[(6, 2)], decoder=spec, batch_size=1)
 
-  def finished(of, request):
+  def finished(of, image):
     runner = Runner(of, 2, decoder=spec)
-    runner.join([request])
-    while not (images := runner.finished()):
+    runner.join([image])
+    while not (done := runner.finished()):
       runner.step()
-    return images[0]
+    return done[0].decoded
 
-  done = finished(model, last.after(finished(model.prior, first).decoded))
+  first = finished(model.prior, images.first)
+  second = finished(model.second, images.then(first))
+  result = images.sampler.result(images, Both(first, second))
   expected = model.generate('dog', seed=[(6, 2)], decoder=spec)
-  np.testing.assert_array_equal(done.result().tokens, expected.tokens)
-  np.testing.assert_array_equal(done.result().prior.tokens, expected.prior.tokens)
+  np.testing.assert_array_equal(result.tokens, expected.tokens)
+  np.testing.assert_array_equal(result.prior.tokens, expected.prior.tokens)
 
 
 def test_a_run_that_is_stopped_continues(model, tmp_path):
   prompts = ['cat', 'dog', 'dog', 'cat', 'dog', 'dog', 'cat', 'cat', 'dog']
-  request = model.request(prompts, seed=2, decoder='seed_exact(window=2)', batch_size=1)
+  images = model.images(prompts, seed=2, decoder='seed_exact(window=2)', batch_size=1)
 
   class Stop(Exception):
     pass
@@ -283,22 +282,23 @@ def test_a_run_that_is_stopped_continues(model, tmp_path):
       raise Stop
 
   with pytest.raises(Stop):
-    gallery_lib.Gallery(request, tmp_path).generate({}, stop)
+    gallery_lib.Gallery(images, tmp_path).generate({}, stop)
   assert len(list(tmp_path.rglob('*.png'))) == 5
-  gallery = gallery_lib.Gallery(request, tmp_path)
+  gallery = gallery_lib.Gallery(images, tmp_path)
   assert gallery.generate({})
   assert 'tokens of the prior' in gallery.gained(0.0)
   assert gallery.headline.startswith('9 images with seed_exact(window=2) | seed_exact(window=2)')
-  images = model.generate(prompts, seed=2, decoder='seed_exact(window=2)')
-  names = images.names()
-  assert all((tmp_path / name).read_bytes() == images.png(i) for i, name in enumerate(names))
-  assert gallery_lib.Gallery(request, tmp_path).is_complete
-  other = model.request(prompts, {'prior_temperature': 0.3}, seed=2, batch_size=1,
-                        decoder='seed_exact(window=2)')
-  assert run_lib.settings(other) != run_lib.settings(request)
+  whole = model.generate(prompts, seed=2, decoder='seed_exact(window=2)')
+  names = whole.names()
+  assert all((tmp_path / name).read_bytes() == whole.png(i) for i, name in enumerate(names))
+  assert gallery_lib.Gallery(images, tmp_path).is_complete
+  other = model.images(prompts, seed=2, batch_size=1, decoder='seed_exact(window=2)',
+                       prior=dict(temperature=0.3))
+  assert run_lib.settings(other) != run_lib.settings(images)
 
 
 def test_copies_have_the_prior_too(model):
   assert model.with_prefix(np.array([0, 1])).prior is model.prior
-  other = dataclasses.replace(model, name='other')
-  assert other.prior is model.prior
+  assert copy.copy(model).second is model.second
+  with pytest.raises(TypeError, match='cannot be pickled or deep-copied'):
+    copy.deepcopy(model)

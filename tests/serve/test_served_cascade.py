@@ -12,7 +12,7 @@ pytest.importorskip('uvicorn', reason="the server needs pip install -e '.[serve]
 pytest.importorskip('prometheus_client', reason="the server needs pip install -e '.[serve]'")
 
 from cspd_jax.serve import openapi
-from tests.generation import test_prior
+from tests.generation import test_cascade
 from tests.serve import running
 from tests.serve.running import Running
 
@@ -22,7 +22,7 @@ SPEC = 'vanilla | seed_exact(window=3)'
 
 @pytest.fixture(scope='module')
 def model():
-  return test_prior.pair()
+  return test_cascade.pair()
 
 
 @pytest.fixture(scope='module')
@@ -34,9 +34,9 @@ def server(model):
 
 
 def test_images_are_those_of_generate(model, server):
-  expected = model.generate(['dog'] * 6, seed=7, decoder=SPEC, prior_top_k=1, top_k=2,
+  expected = model.generate(['dog'] * 6, seed=7, decoder=SPEC, prior=dict(top_k=1), top_k=2,
                             batch_size=1)
-  status, _, answer = server.generate(prompt='dog', n=6, seed=7, prior_top_k=1, top_k=2)
+  status, _, answer = server.generate(prompt='dog', n=6, seed=7, prior=dict(top_k=1), top_k=2)
   assert status == 200
   images = [image['b64_json'] for image in answer['data']]
   assert [base64.b64decode(image) for image in images] == [expected.png(i) for i in range(6)]
@@ -82,27 +82,29 @@ def test_streams_show_both_stages(model, server):
 
 def test_options_of_the_prior_are_described_and_checked(server):
   described = server.served.description('pair')
-  assert described['options']['prior_temperature'] == 1.2
+  assert described['options']['prior']['temperature'] == 1.2
   assert described['decoders'][1] == dict(
       id='vanilla', specification='vanilla | vanilla', guarantee='seed-exact')
-  field = openapi.request(server.served, 9)['properties']['prior_top_k']
+  field = openapi.request(server.served, 9)['properties']['prior']['properties']['top_k']
   assert field['type'] == ['integer', 'null'] and field['minimum'] == 0
-  assert 'A sampling option of the prior' in field['description']
-  for wrong, message in ((dict(prior_top_k=1.5), 'prior_top_k is 1.5; it must be a whole'),
-                         (dict(prior_temperature=-1), 'prior_temperature is -1'),
-                         (dict(prior_tempature=1), "'prior_tempature' is not a field"),
-                         (dict(decoder='vanilla | mc_sjd(window=2)'), 'this server has')):
+  for param, wrong, message in (
+      ('prior.top_k', dict(prior=dict(top_k=1.5)), 'prior.top_k is 1.5; it must be a whole'),
+      ('prior.temperature', dict(prior=dict(temperature=-1)), 'prior.temperature is -1'),
+      ('prior', dict(prior=dict(tempature=1)), "prior is {'tempature': 1}; it must be an object"),
+      ('prior', dict(prior=1.5), 'prior is 1.5; it must be an object'),
+      ('decoder', dict(decoder='vanilla | mc_sjd(window=2)'), 'this server has')):
     status, _, answer = server.generate(prompt='dog', **wrong)
     assert status == 400 and message in answer['error']['message']
-    assert answer['error']['param'] == next(iter(wrong))
+    assert answer['error']['param'] == param
 
 
 @pytest.mark.parametrize('body, is_right', [
-    (dict(decoder='vanilla | vanilla'), True), (dict(prior_top_k=2.0, prior_top_p=None), True),
+    (dict(decoder='vanilla | vanilla'), True), (dict(prior=dict(top_k=2.0, top_p=None)), True),
     (dict(decoder='vanilla(window=1) | seed_exact(window=3)'), True),
-    (dict(prior_temperature=0, prior_min_p=1), True), (dict(prior_top_p=7), False),
-    (dict(prior_temperature=-1), False), (dict(prior_top_k=1.5), False),
-    (dict(prior_guidance_interval=-2), False), (dict(prior_nothing=None), False)])
+    (dict(prior=dict(temperature=0, min_p=1)), True), (dict(prior=None), True),
+    (dict(prior=dict(top_p=7)), False), (dict(prior=dict(temperature=-1)), False),
+    (dict(prior=dict(top_k=1.5)), False), (dict(prior=dict(guidance_interval=-2)), False),
+    (dict(prior=dict(nothing=None)), False), (dict(prior=[1]), False)])
 def test_requests_of_a_pair_fit_their_schema(server, body, is_right):
   jsonschema = pytest.importorskip('jsonschema', reason='jsonschema is not installed')
   schema = server.call('GET', '/openapi.json')[2]['components']['schemas']['ImageRequest']

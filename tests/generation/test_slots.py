@@ -9,7 +9,7 @@ from cspd_jax import families
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.generation import memory
 from cspd_jax.generation.run import decode
-from cspd_jax.generation.runner import Runner
+from cspd_jax.generation.slots import Runner
 from tests.generation import test_prefix
 from tests.measure import tiny
 
@@ -24,18 +24,18 @@ def model():
 def _requests(model):
   """Five images that differ in prompt, seed and options."""
   options = [{}, dict(temperature=0.0), dict(top_k=2), dict(top_p=0.6, temperature=1.5), {}]
-  return [model.request([number % 3], own, seed=20 + number, decoder=SJD)
+  return [model.images([number % 3], own, seed=20 + number, decoder=SJD)
           for number, own in enumerate(options)]
 
 
 def _run(runner, waiting, rounds=1):
   """Lets every request join as soon as a slot is free; returns results by seed."""
   images, waiting = {}, list(waiting)
-  while waiting or runner.requests:
+  while waiting or runner.images:
     joined = [waiting.pop(0) for _ in range(min(runner.free, len(waiting)))]
     runner.join(joined)
     events = runner.step(rounds)
-    assert [event.slot for event in events] == sorted(runner.requests)
+    assert [event.slot for event in events] == sorted(runner.images)
     for done in runner.finished():
       images[done.request.seeds[0][0]] = done
   return images
@@ -71,7 +71,7 @@ def test_events_looks_and_images_that_leave(model):
   runner.leave(0)
   with pytest.raises(ValueError, match=r'slot is 0, which is free; slots in use are \[1\]'):
     runner.leave(0)
-  assert runner.join([third]) == [0] and runner.requests == {1: second, 0: third}
+  assert runner.join([third]) == [0] and runner.images == {1: second, 0: third}
   images = _run(runner, [])
   for request in (second, third):
     np.testing.assert_array_equal(
@@ -81,15 +81,15 @@ def test_events_looks_and_images_that_leave(model):
 def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
   broken = model.with_params(model.params.at[1].set(np.nan))
   runner = Runner(broken, 2, decoder=SJD)
-  runner.join([broken.request([label], dict(temperature=0.0), seed=7, decoder=SJD)
+  runner.join([broken.images([label], dict(temperature=0.0), seed=7, decoder=SJD)
                for label in (0, 1)])
   runner.step()
   runner.clear()
   assert runner.free == 2 and runner.events() == [] and runner.finished() == []
-  first, second = requests = [broken.request([label], seed=7, decoder=SJD) for label in (0, 1)]
+  first, second = requests = [broken.images([label], seed=7, decoder=SJD) for label in (0, 1)]
   images = []
   runner.join(requests)
-  while runner.requests:
+  while runner.images:
     runner.step()
     images += runner.finished()
   for done in images:
@@ -104,8 +104,8 @@ def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
 def test_requests_of_other_programs_are_refused(model):
   runner = Runner(model, 2, decoder=SJD)
   other = model.with_params(model.params + 1)
-  for request in (model.request([0], decoder='vanilla'), model.request([0, 1], decoder=SJD),
-                  other.request([0], decoder=SJD)):
+  for request in (model.images([0], decoder='vanilla'), model.images([0, 1], decoder=SJD),
+                  other.images([0], decoder=SJD)):
     with pytest.raises(ValueError, match='a request is of'):
       runner.check(request)
     with pytest.raises(ValueError, match=r'it must be of 1 image by sjd\(window=3\) with a prefix'):
@@ -117,7 +117,7 @@ def test_requests_of_other_programs_are_refused(model):
 
 
 def test_an_estimate_is_that_of_the_slots(model):
-  request, runner = model.request([0], decoder=SJD), Runner(model, 4, decoder=SJD)
+  request, runner = model.images([0], decoder=SJD), Runner(model, 4, decoder=SJD)
   estimate = runner.estimate(request)
   runner.join([request])
   assert 4 * estimate.per_image == memory.size(runner._slots.state)
@@ -126,13 +126,13 @@ def test_an_estimate_is_that_of_the_slots(model):
 def test_prompts_of_any_length_need_a_prompt_length():
   model = cspd_jax.load('emoji')
   runner = Runner(model, 2, decoder='vanilla')
-  requests = [model.request([prompt], decoder='vanilla') for prompt in (
+  requests = [model.images([prompt], decoder='vanilla') for prompt in (
       'a fox on white', 'a strawberry flat on yellow with a castle and a fox on white')]
   with pytest.raises(ValueError, match='prompt_length is None, but a prompt has 20 tokens'):
     runner.check(requests[1])
   with pytest.raises(ValueError, match='prompt_length is None'):
     runner.join(requests)
-  assert not runner.requests
+  assert not runner.images
 
 
 @pytest.mark.slow
@@ -141,7 +141,7 @@ def test_prompts_of_any_length_and_prefixes():
   model, prompts = test_prefix._mixed('early_fusion')
   spec, width = 'mc_sjd(window=3)', model.target(guided=True).row_width
   first = model.generate(test_prefix._joined('early_fusion', prompts[:1]), decoder='vanilla').tokens
-  requests = [model.request(test_prefix._joined('early_fusion', [prompt]),
+  requests = [model.images(test_prefix._joined('early_fusion', [prompt]),
                       dict(guidance_scale=scale), seed=seed, decoder=spec, prefix=first, rows=1)
               for seed, (prompt, scale) in enumerate(zip(prompts[:3], (2.0, 1.0, 1.5)))]
   runner = Runner(model.with_prefix(first[0, :width]), 2, decoder=spec, prompt_length=8)
@@ -158,7 +158,7 @@ def test_slots_need_what_their_compiled_prefill_does(decoder):
   """Which has the state of an image besides those in the slots."""
   model = families.describe('c2i_b_256', dtype='float32', layers=2)
   runner = Runner(model, 4, decoder=decoder)
-  request = model.request([3], dict(guidance_scale=2.0), decoder=decoder, batch_size=1,
+  request = model.images([3], dict(guidance_scale=2.0), decoder=decoder, batch_size=1,
                     pixels=False)
   image = continuous_batching.Queue(*runner._arguments(request), np.zeros(1, np.int32), np.int32(1),
                        np.bool_(True))
