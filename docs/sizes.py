@@ -14,6 +14,7 @@ import jax.numpy as jnp
 
 from checkpoints_conversion import rules
 from cspd_jax import families
+from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.files import matrices, store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
@@ -155,7 +156,7 @@ def _size(kind: str, config: Any, side: int) -> Size:
   rows, columns = model.grid
   return Size((side * rows, side * columns), model.num_tokens, count, (2 * count, narrow), tuple(
       _layers(config, functools.partial(_cache, kind, dtype)) for dtype in (None, 'int8')
-  ) if model.has_cache else None)  # type: ignore[arg-type]
+  ) if memory_lib.has_cache(model) else None)  # type: ignore[arg-type]
 
 
 def quantized_bytes(kind: str, params: Any) -> int:
@@ -186,7 +187,7 @@ def described(kind: str, config: Any, **networks: Any) -> families.Model:
 def _cache(kind: str, dtype: str | None, config: Any) -> int:
   """Returns the bytes of the cache of a guided image in bfloat16, or in int8."""
   model = described(kind, config)
-  model = model if dtype is None else model.with_cache_dtype(dtype)
+  model = model if dtype is None else with_cache_dtype(model, dtype)
   target = model.target(guided=True)
   condition = families.FAMILIES[model.family].published.condition(config, 1)
   return int(memory_lib.cache_size(target, model.params, condition, target.num_tokens))

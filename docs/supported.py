@@ -8,6 +8,7 @@ from typing import Any
 from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.decoding import continuous_batching, specification
+from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.files import store
 from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
@@ -81,7 +82,7 @@ FEATURES: dict[str, Callable[[Model], bool]] = {
     'other sizes': lambda model: families.FAMILIES[model.family].resize is not None,
     'int8 matrices': lambda model: bool(
         store.KINDS[next(iter(families.FAMILIES[model.family].roles['target']))].matrices),
-    'int8 cache': lambda model: _works(lambda: model.with_cache_dtype('int8')),
+    'int8 cache': lambda model: _works(lambda: with_cache_dtype(model, 'int8')),
     'guidance interval': lambda model: 'guidance_interval' in model.engine.options
                                        and model.target(guided=True).num_streams > 1,
     'log-probabilities': lambda model: _works(lambda: engines.with_raw_log_probs(

@@ -22,10 +22,12 @@ from cspd_jax.families import family as family_lib
 from cspd_jax.families.model_file import FILE, read, save
 from cspd_jax.files import paths, store, weights
 from cspd_jax.files.store import CheckpointError, Loaded
-from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.generation import defaults as defaults_lib, memory
 from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.engines import AnyDecoder
 from cspd_jax.generation.model import Model
+from cspd_jax.generation.same_rounding import SameRounding
+from cspd_jax.models import causal
 
 # Networks that decoding of tokens does not use; they stay on one device.
 _ALONE = ('tokenizer', 'text')
@@ -106,12 +108,36 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
   model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
   advised = lambda model: dataclasses.replace(model, mesh=mesh, remedy=functools.partial(
       family.remedy, str(name_or_folder), model.config))
-  cached = lambda model: model if cache_dtype is None else model.with_cache_dtype(cache_dtype)
+  cached = lambda model: model if cache_dtype is None else with_cache_dtype(model, cache_dtype)
   if isinstance(model, Cascade):
     prior = dataclasses.replace(model.prior, mesh=mesh)
     both: Any = Cascade(cached(prior), cached(advised(model.second)))
     return both  # With the interface of a model.
   return cached(advised(model))
+
+
+def with_cache_dtype(model: Model, dtype: str) -> Model:
+  """Returns a model with keys and values in 'int8': another target; ValueError without them."""
+  if dtype != 'int8':
+    raise ValueError(f"cache_dtype is {dtype!r}; it must be 'int8', or None for the dtype of the "
+                     'parameters.')
+  if not memory.has_cache(model):
+    raise ValueError(f"cache_dtype is 'int8', but a {model.family!r} model has no cache; leave it "
+                     'out.')
+  if model.cache_dtype == dtype:
+    return model
+  if model.prefix is not None:
+    raise ValueError(f'model {model.name!r} has a prefix; pass the model without one.')
+
+  def target(guided: bool) -> Any:
+    built = model.target(guided)
+    # The functions of continuous tokens are in a field.
+    part = getattr(built, 'cached', built)
+    part = part._replace(prefill=causal.with_int8_cache(part.prefill))
+    return built._replace(cached=part) if hasattr(built, 'cached') else part
+
+  return dataclasses.replace(model, build_target=target, cache_dtype=dtype, programs={},
+                             same_rounding=SameRounding())
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:

@@ -6,7 +6,7 @@ An `Estimate` compares what a decode needs with what is free on the device, befo
 
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,10 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.continuous import base as continuous
 from cspd_jax.core import random as random_lib
+from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.decoding.base import Condition, Params, Target
+from cspd_jax.files import matrices
 from cspd_jax.generation.engines import AnyDecoder
 
 # The part of the free memory that a batch size is chosen for. Compiled programs need up to a
@@ -152,6 +154,58 @@ def _fixed(params: Any, platform: str) -> float:
   narrow = [leaf for leaf in leaves if leaf.dtype in (jnp.bfloat16, jnp.float16)]
   rounded = size([leaf for leaf in leaves if leaf.dtype == jnp.int8])
   return 2 * size(narrow) + rounded * (2 if narrow else 4)
+
+
+def of_model(model: Any, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: Any,
+             draft_params: Any = None, *, queue: int = 0) -> Estimate:
+  """Estimates the memory of a decode of a `Model`; see `estimate`.
+
+  The bytes per image are kept under the name of the decoder's program. Condition and options are
+  arrays of at least one image. `queue` is the number of images, if rows that are complete start
+  the next image; otherwise 0.
+  """
+  row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
+              for tree in (condition, sampling))
+  key = name, jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
+                                         for leaf in jax.tree.leaves(row))
+  if key not in model.estimates:
+    model.estimates[key] = per_image(decoder, model.params, row[0], row[1], draft_params)
+  groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
+  return estimate(model.estimates[key], (model.params, draft_params), model.devices,
+                  decoder.intermediate, groups=groups, queue=queue)
+
+
+def check_model(model: Any, specification: str | Spec, needs: Estimate, batch_size: int,
+                argument: str = 'batch_size') -> None:
+  """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
+
+  `argument` is the one that sets their number: 'batch_size' or 'prompts'.
+  """
+  options = []
+  if model.device.platform != 'cpu':  # Narrow parameters have wider copies there.
+    loaded, cached = precision(model), has_cache(model)
+    options = [option for option, helps in {
+        "dtype='bfloat16'": loaded.get('dtype') == 'float32' and 'quantize' not in loaded,
+        "quantize='int8'": cached and 'quantize' not in loaded,
+        "cache_dtype='int8'": cached and 'cache_dtype' not in loaded,
+        'sharding, a mesh of several devices': len(jax.devices()) > len(model.devices),
+    }.items() if helps]
+  check(str(specification), needs, batch_size, argument, model.device.device_kind, options)
+
+
+def precision(model: Any) -> dict[str, str]:
+  """The options of `load` that round numbers, if set: dtype (of most), quantize, cache_dtype."""
+  leaves = jax.tree.leaves(model.params, is_leaf=lambda leaf: isinstance(leaf, matrices.Int8))
+  whole = [leaf for leaf in leaves if not isinstance(leaf, matrices.Int8)]
+  options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
+  if len(whole) < len(leaves):
+    options['quantize'] = 'int8'
+  return options if model.cache_dtype is None else options | dict(cache_dtype=model.cache_dtype)
+
+
+def has_cache(model: Any) -> bool:
+  """Whether the target of a `Model` caches keys and values; masked models do not."""
+  return getattr(model.target(False), 'transform', None) is None
 
 
 def check(specification: str, needs: Estimate, batch_size: int, argument: str, device_kind: str,

@@ -20,7 +20,6 @@ from types import MappingProxyType
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import sharding
@@ -32,7 +31,7 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.files import matrices
-from cspd_jax.generation import decode, given_rows, memory, prompts as prompts_lib
+from cspd_jax.generation import decode, given_rows, prompts as prompts_lib
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.engines import AnyDecoder, Engine
 from cspd_jax.generation.images import Images, warn
@@ -40,7 +39,6 @@ from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params
 from cspd_jax.generation.results import Generated
 from cspd_jax.generation.same_rounding import SameRounding
 from cspd_jax.generation.sampler import Sampler, fitting_images
-from cspd_jax.models import causal
 
 # The samplers that a model keeps for calls of `generate`.
 _MOST_SAMPLERS = 8
@@ -107,7 +105,7 @@ class Model:
   remedy: Callable[[str], str] = lambda network: f'load it with {role_of(network)}=FOLDER'
   # Compiled programs, the newest last; see `core.programs.get_or_build`.
   programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
-  # Bytes of an image's cache and of the rest, by decoder; see `estimate`.
+  # Bytes of an image's cache and of the rest, by decoder; see `memory.of_model`.
   estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
       default_factory=dict, init=False)
   # Whether seed-exact decoders round as their baseline does.
@@ -327,16 +325,6 @@ class Model:
     """The devices in words, such as `cpu` or `4 x NVIDIA H100`."""
     count = 1 if self.mesh is None else self.mesh.size
     return f'{count} x {self.device.device_kind}' if count > 1 else self.device.device_kind
-
-  @functools.cached_property
-  def precision(self) -> dict[str, str]:
-    """The options of `load` that round numbers, if set: dtype (of most), quantize, cache_dtype."""
-    leaves = jax.tree.leaves(self.params, is_leaf=lambda leaf: isinstance(leaf, matrices.Int8))
-    whole = [leaf for leaf in leaves if not isinstance(leaf, matrices.Int8)]
-    options = {} if not whole else dict(dtype=str(max(whole, key=lambda leaf: leaf.size).dtype))
-    if len(whole) < len(leaves):
-      options['quantize'] = 'int8'
-    return options if self.cache_dtype is None else options | dict(cache_dtype=self.cache_dtype)
 
   @property
   def prompts(self) -> Sequence[Any]:
@@ -560,74 +548,10 @@ class Model:
     # What is compiled depends on shapes only.
     return self._sharing(params=matrices.like(params, self.params))
 
-  def with_cache_dtype(self, dtype: str) -> Self:
-    """Returns the model with keys and values in 'int8': another target; ValueError without them."""
-    if dtype != 'int8':
-      raise ValueError(f"cache_dtype is {dtype!r}; it must be 'int8', or None for the dtype of the "
-                       'parameters.')
-    if not self.has_cache:
-      raise ValueError(f"cache_dtype is 'int8', but a {self.family!r} model has no cache; leave it "
-                       'out.')
-    if self.cache_dtype == dtype:
-      return self
-    if self.prefix is not None:
-      raise ValueError(f'model {self.name!r} has a prefix; call with_cache_dtype of the model '
-                       'without one.')
-
-    def target(guided: bool) -> Any:
-      built = self.target(guided)
-      # The functions of continuous tokens are in a field.
-      part = getattr(built, 'cached', built)
-      part = part._replace(prefill=causal.with_int8_cache(part.prefill))
-      return built._replace(cached=part) if hasattr(built, 'cached') else part
-
-    return dataclasses.replace(
-        self, build_target=target, cache_dtype=dtype, programs={}, same_rounding=SameRounding())
-
-  @property
-  def has_cache(self) -> bool:
-    """Whether the target caches keys and values; masked models do not."""
-    return getattr(self.target(False), 'transform', None) is None
-
   def draft_params(self, specification: str | Spec) -> Params:
     """Returns the `draft_params` of a specification's decoder; None if it drafts alone."""
     required = self.engine.needs(specification)
     return None if required is None else self.drafts[required].params
-
-  def estimate(self, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: SamplingParams,
-               draft_params: Any = None, *, queue: int = 0) -> memory.Estimate:
-    """Estimates the memory of a decode; see `memory.estimate`.
-
-    The bytes per image are kept under the name of the decoder's program. Condition and options are
-    arrays of at least one image. `queue` is the number of images, if rows that are complete start
-    the next image; otherwise 0.
-    """
-    row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
-                for tree in (condition, sampling))
-    key = name, jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
-                                           for leaf in jax.tree.leaves(row))
-    if key not in self.estimates:
-      self.estimates[key] = memory.per_image(decoder, self.params, row[0], row[1], draft_params)
-    groups = 1 if self.mesh is None else self.mesh.shape[sharding.DATA]
-    return memory.estimate(self.estimates[key], (self.params, draft_params), self.devices,
-                           decoder.intermediate, groups=groups, queue=queue)
-
-  def check_memory(self, specification: str | Spec, needs: memory.Estimate, batch_size: int,
-                   argument: str = 'batch_size') -> None:
-    """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
-
-    `argument` is the one that sets their number: 'batch_size' or 'prompts'.
-    """
-    options = []
-    if self.device.platform != 'cpu':  # Narrow parameters have wider copies there.
-      precision = self.precision
-      options = [option for option, helps in {
-          "dtype='bfloat16'": precision.get('dtype') == 'float32' and 'quantize' not in precision,
-          "quantize='int8'": self.has_cache and 'quantize' not in precision,
-          "cache_dtype='int8'": self.has_cache and 'cache_dtype' not in precision,
-          'sharding, a mesh of several devices': len(jax.devices()) > len(self.devices),
-      }.items() if helps]
-    memory.check(str(specification), needs, batch_size, argument, self.device.device_kind, options)
 
   def __repr__(self) -> str:
     drafts = ', '.join(self.drafts) or 'none'

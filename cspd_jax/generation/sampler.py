@@ -174,14 +174,15 @@ class Sampler:
 
   def estimate(self, images: Images) -> memory.Estimate:
     """Estimates the memory that decoding images needs."""
-    return self.model.estimate(
-        self.program(), self.decoder, images.condition, images.active, self.draft_params,
+    return memory.of_model(
+        self.model, self.program(), self.decoder, images.condition, images.active,
+        self.draft_params,
         queue=len(images) if images.slots and self.can_refill else 0)
 
   def fitting(self, images: Images, argument: str | None) -> int:
     """Returns the batch size, or the largest one below that fits in memory if `argument` is None.
 
-    Otherwise too little memory raises ValueError; `argument` is as for `Model.check_memory`. The
+    Otherwise too little memory raises ValueError; `argument` is as for `memory.check_model`. The
     same number of images with conditions of the same shapes is not estimated again.
     """
     size = images.batch_size
@@ -192,7 +193,7 @@ class Sampler:
     needs = self.estimate(images)
     if argument is None and (most := needs.most(size)) < size:
       return most
-    self.model.check_memory(self.specification, needs, size, argument or 'batch_size')
+    memory.check_model(self.model, self.specification, needs, size, argument or 'batch_size')
     self._fitting.add(key)
     return size
 
@@ -202,6 +203,10 @@ class Sampler:
   def can_refill(self) -> bool:
     """Whether a row whose image is complete can start the next one."""
     return self.model.mesh is None and continuous_batching.supports(self.decoder)
+
+  def refills(self, images: Images) -> bool:
+    """Whether rows that are complete start the next image, because that saves rounds."""
+    return len(images) > images.batch_size > 1 and images.slots and self.can_refill
 
   def program(self, *mode: Any) -> ProgramKey:
     """Returns the name of a program of the decoder."""
@@ -254,8 +259,7 @@ class Sampler:
 
     Yields numbers of images, and the decoder's result for these, NumPy arrays; in total, all.
     """
-    in_slots = len(images) > images.batch_size > 1 and images.slots and self.can_refill
-    return decode.in_slots(images) if in_slots else decode.in_batches(images)
+    return decode.in_slots(images) if self.refills(images) else decode.in_batches(images)
 
   def stream(self, images: Images, every: int, progress: bool = False) -> Iterator[Partial]:
     """Decodes images in one batch, and yields them every few rounds; see `decode.stream`."""
@@ -336,9 +340,9 @@ class Sampler:
         images=pixels, handed=handed, decoded=decoded, tokens=tokens,
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=images.titles,
         seeds=images.seeds, decoder=self.text, guarantee=self.guarantee,
-        sampling=images.recorded, model=model.name, grid=model.grid, precision=model.precision,
-        labels=condition.tolist() if is_class else None, numbers=range(len(tokens)),
-        unknown_words=images.unknown_words)
+        sampling=images.recorded, model=model.name, grid=model.grid,
+        precision=memory.precision(model), labels=condition.tolist() if is_class else None,
+        numbers=range(len(tokens)), unknown_words=images.unknown_words)
 
   def __repr__(self) -> str:
     return f'Sampler({self.text!r}, {self.model!r})'

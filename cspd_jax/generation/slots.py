@@ -112,8 +112,8 @@ class Runner:
     It is that of a guided image with a prompt of `prompt_length`, whatever this one's.
     """
     condition, _, sampling = self._arguments(image)
-    return self.model.estimate(
-        self._program, self._jitted.batcher.decoder, condition, sampling, self._draft_params)
+    return memory.of_model(self.model, self._program, self._jitted.batcher.decoder, condition,
+                           sampling, self._draft_params)
 
   def join(self, images: Sequence[Images]) -> list[int]:
     """Starts images, each with a prefill of its own: they rarely come together.

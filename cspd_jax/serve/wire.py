@@ -242,7 +242,7 @@ def order(body: bytes, served: Served) -> Order:
 def invalid(error: ValueError, served: Served) -> ApiError:
   """Returns the answer to a request that the library refuses with an error."""
   name = str(error).partition(' ')[0].replace('prompts', 'prompt')
-  known_fields = {*_OWN, *FIXED, *REFUSED, *served.options,
+  known_fields = {*_OWN, *FIXED, *REFUSED, *served.options, 'prior',
                   *(f'prior.{name}' for name in served.options_of_prior)}
   return ApiError(400, str(error), param=name if name in known_fields else None)
 

@@ -173,7 +173,7 @@ def _job(model, **more):
 
 def test_a_few_decoders_by_default(llamagens):
   job = _job(llamagens / 'model')
-  assert list(job.requests) == ['vanilla', 'mc_sjd(window=4)', 'corrected_seed_exact(window=8)']
+  assert list(job.images) == ['vanilla', 'mc_sjd(window=4)', 'corrected_seed_exact(window=8)']
   assert job.untimed == 'corrected_seed_exact(window=8)' and len(job.prompts) == 4
   assert not job.left_out
   images = groups.Images(prompt='owl,cat,dog')
@@ -185,7 +185,7 @@ def test_a_cpu_compares_its_default_and_shows_the_one_of_accelerators():
   model = cspd_jax.load()
   long = model.defaults['decoder']['gpu']
   job = _job('emoji')
-  assert list(job.requests) == ['vanilla', str(model.specification()), long]
+  assert list(job.images) == ['vanilla', str(model.specification()), long]
   assert job.untimed == long and long in compare._PASS_ON_H100
 
 
@@ -204,7 +204,7 @@ def test_the_models_own_decoder_is_compared_once(llamagens, tmp_path, own):
       jax.devices()[0].device_kind, {1: own})
   job = _job(tmp_path / 'own')
   long = 'corrected_seed_exact(window=8)'
-  assert list(job.requests) == list(dict.fromkeys(['vanilla', own, long])) and job.untimed == long
+  assert list(job.images) == list(dict.fromkeys(['vanilla', own, long])) and job.untimed == long
 
 
 @pytest.mark.slow
@@ -223,7 +223,7 @@ def test_a_long_window_shows_its_passes_and_no_times(capsys, tmp_path, llamagens
 
 def test_left_out_decoders_are_named(llamagens):
   job = _job(llamagens / 'alone', all=True)
-  assert 'speculative(length=4)' not in job.requests and 'sjd_pac(window=8)' in job.requests
+  assert 'speculative(length=4)' not in job.images and 'sjd_pac(window=8)' in job.images
   assert "'model' part" in job.left_out['speculative']
   assert 'medusa' in job.left_out['medusa'] and len(job.prompts) == 4
   with pytest.raises(ValueError, match='decoder eagle cannot run: it drafts with .* has none: '
@@ -238,7 +238,7 @@ def test_what_the_model_takes_is_among_all(llamagens, tmp_path, window, own):
   folder_lib.place(llamagens / 'alone', tmp_path / 'own').store(
       kind, {1: f'mc_sjd(window={window})'})
   job = _job(tmp_path / 'own', all=True)
-  assert [name for name in job.requests if name.startswith('mc_sjd(')] == ['mc_sjd(window=8)', *own]
+  assert [name for name in job.images if name.startswith('mc_sjd(')] == ['mc_sjd(window=8)', *own]
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_others_run_where_the_model_takes_one_that_nobody_knows(llamagens, tmp_p
   folder_lib.place(llamagens / 'alone', tmp_path / 'own').store(
       jax.devices()[0].device_kind, {1: 'hurry(window=3)'})
   job = _job(tmp_path / 'own', all=every)
-  assert 'vanilla' in job.requests and 'hurry' in job.left_out["the model's default decoder"]
+  assert 'vanilla' in job.images and 'hurry' in job.left_out["the model's default decoder"]
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_bad_input(run, name):
 @pytest.mark.slow
 def test_a_few_decoders_by_default(mars):
   job = compare.prepare(compare.Config(groups.LoadFlags(str(mars / 'model'))))
-  assert list(job.requests) == ['mar', 'exact_head'] and len(job.prompts) == 4
+  assert list(job.images) == ['mar', 'exact_head'] and len(job.prompts) == 4
 
 
 def _rows(result):

@@ -12,7 +12,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.commands import generate
 from cspd_jax.files import store
-from cspd_jax.generation.model import Request
+from cspd_jax.generation.sampler import Sampler
 from cspd_jax.metrics import evaluation, image_sets, inception
 from tests.experiments import calls
 from tests.families import tiny
@@ -186,16 +186,16 @@ def test_a_file_of_the_users_own_is_never_overwritten(run, tmp_path):
 def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
   """In batches, and where rows that are complete take the next image."""
   words = [f'--decoder={decoder}', '--prompt=sand', '--num_images=5', '--batch_size=2']
-  whole, made = Request.run, []
+  whole, made = Sampler.parts, []
 
-  def counted(task):
-    for numbers, decoded in whole(task):
+  def counted(sampler, images):
+    for numbers, decoded in whole(sampler, images):
       if len(made) == 2:
         raise KeyboardInterrupt
       made.append(len(numbers))
       yield numbers, decoded
 
-  monkeypatch.setattr(Request, 'run', counted)
+  monkeypatch.setattr(Sampler, 'parts', counted)
   stopped = run(*words)
   assert stopped.code == 130 and stopped.err.endswith(
       'interrupted: finished images are kept; the same command resumes\n')
@@ -203,7 +203,7 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
   left, made[:] = 5 - sum(made), [0, 0, 0]
   result = run(*words)
   assert 0 < left == sum(made) < 5 and len(_names(result)) == 6
-  monkeypatch.setattr(Request, 'run', whole)
+  monkeypatch.setattr(Sampler, 'parts', whole)
   alone = run(*words, f'--output={result.folder}_whole')
   for file in result.folder.glob('*.png'):
     np.testing.assert_array_equal(
@@ -212,14 +212,14 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
 
 
 def test_overwriting_takes_the_batch_size_of_the_same_run_alone(run, monkeypatch):
-  whole, sizes = Request.run, []
+  whole, sizes = Sampler.parts, []
 
-  def stopped(task):
-    sizes.append(task.batch_size)
-    yield next(whole(task))
+  def stopped(sampler, images):
+    sizes.append(images.batch_size)
+    yield next(whole(sampler, images))
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(Request, 'run', stopped)
+  monkeypatch.setattr(Sampler, 'parts', stopped)
   words = ['--decoder=vanilla', '--num_images=5', '--overwrite']
   assert run(*words, '--prompt=sand', '--batch_size=2').code == 130
   assert run(*words, '--prompt=sand').code == 130  # Goes on.

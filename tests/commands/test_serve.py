@@ -166,9 +166,10 @@ def test_memory_is_that_of_guided_images_and_of_one_decoder_at_a_time(monkeypatc
   served = wire.serving(dataclasses.replace(model, defaults={'guidance_scale': 1.0}),
                         ('vanilla', 'mc_sjd(window=8)'))
   monkeypatch.setattr(memory, 'free', lambda devices: 1e12)
-  needs = [model.images(['a fox on white'], dict(guidance_scale=2.0), decoder=decoder,
-                   condition=model.condition(['a fox on white']).padded(64)).estimate()
-           for decoder in served.decoders]
+  samplers = [model.sampler(decoder, guidance_scale=2.0) for decoder in served.decoders]
+  needs = [sampler.estimate(sampler.images(
+      ['a fox on white'], condition=model.condition(['a fox on white']).padded(64)))
+           for sampler in samplers]
   slots = 8 * sum(part.per_image for part in needs)
   assert needs[0].fixed > slots / 8
   least = memory.needed_of_slots(needs, 8)

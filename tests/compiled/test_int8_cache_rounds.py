@@ -6,6 +6,7 @@ Skipped where the compilers are not installed.
 import pytest
 
 from cspd_jax import families
+from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.generation import memory
 from experiments.costs import predicted
 from tests.compiled import compilers
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.compiled
 def test_a_program_needs_less_memory(decoder, share):
   accelerator, device = compilers.find('h200')
   whole = families.describe('lumina_mgpt_7b_768', layers=2)
-  rounded = whole.with_cache_dtype('int8')
+  rounded = with_cache_dtype(whole, 'int8')
   condition = families.FAMILIES[whole.family].published.condition(whole.config, 1)
   of_whole, of_rounded = (
       predicted.decode(model, decoder, 1, True, condition, accelerator, device)

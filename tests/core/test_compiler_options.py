@@ -61,7 +61,7 @@ def test_a_decoder_has_no_such_fusion_and_no_trees():
   model = cspd_jax.load('demo')
   request = model.images(
       ['cat'], seed=0, decoder='corrected(iterations=1, window=4)', pixels=False)
-  text = _compiled(request.sampler.jitted(), *request.arguments(np.array([0])))
+  text = _compiled(request.sampler.jitted(), *request.sampler.arguments(request, np.array([0])))
   tree = ' reduce-window('
   assert _reductions(text) == [] and tree not in text
   assert tree in _compiled(programs.jit(jax.nn.softmax), jnp.ones((2, 1000)))

@@ -10,6 +10,7 @@ import cspd_jax
 from checkpoints_conversion import rules
 from cspd_jax import families
 from cspd_jax.decoding import specification
+from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.files import store
 from cspd_jax.generation import memory
 from docs import passes, sizes, supported, tables, verified
@@ -97,7 +98,7 @@ def test_numbers_of_few_layers_are_those_of_all():
       2 * whole, sizes.quantized_bytes(file.kind, params))
   model = sizes.described(file.kind, config)
   condition = families.FAMILIES[model.family].published.condition(config, 1)
-  for expected, one in zip(size.cache, (model, model.with_cache_dtype('int8'))):
+  for expected, one in zip(size.cache, (model, with_cache_dtype(model, 'int8'))):
     target = one.target(guided=True)
     assert expected == memory.cache_size(target, one.params, condition, target.num_tokens)
 

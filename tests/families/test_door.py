@@ -40,7 +40,8 @@ def test_refilled_rows_use_the_options_of_their_image(model):
       np.testing.assert_array_equal(one, other, err_msg=name)
   np.testing.assert_array_equal(refilled.images, whole.images)
   # Rows of a decoder without drafts are complete together.
-  assert not model.images(prompts, batch_size=2, decoder='vanilla').refills
+  images = model.images(prompts, batch_size=2, decoder='vanilla')
+  assert not images.sampler.refills(images)
 
 
 def test_stream_ends_with_what_generate_gives(model, generated):

@@ -11,7 +11,7 @@ from cspd_jax.commands import generate as command
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.warp import probabilities
 from cspd_jax.files import store
-from cspd_jax.generation import gallery, model as model_lib
+from cspd_jax.generation import decode, gallery
 from cspd_jax.metrics import scenes
 from tests.marks import representative
 
@@ -103,7 +103,7 @@ def test_unknown_words_are_reported(model, capsys, tmp_path):
     lambda model: model.sampler('vanilla')('a blue zebra'),
     lambda model: model.stream('a blue zebra', decoder='vanilla')])
 def test_unknown_words_are_warned_about_once_where_the_caller_is(model, call):
-  with (mock.patch.object(model_lib.Request, 'generate'),
+  with (mock.patch.object(decode, 'generate'),
         pytest.warns(UserWarning, match="prompt 'a blue zebra' .* does not read: zebra$") as seen):
     call(model)
   assert [warning.filename for warning in seen] == [__file__]

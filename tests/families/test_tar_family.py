@@ -17,6 +17,7 @@ from cspd_jax.commands import (
   inspect as inspect_command,
 )
 from cspd_jax.files import store
+from cspd_jax.generation import memory
 from cspd_jax.models import eagle, tar
 from cspd_jax.text import bpe, templates
 from tests.conversion import torch_files
@@ -225,7 +226,7 @@ def test_only_codes_can_be_drawn(model):
 
 def test_options_of_loading_are_for_both_models(folder):
   loaded = cspd_jax.load(folder, dtype='bfloat16', quantize='int8', cache_dtype='int8')
-  assert loaded.precision == loaded.prior.precision == dict(
+  assert memory.precision(loaded) == memory.precision(loaded.prior) == dict(
       dtype='bfloat16', quantize='int8', cache_dtype='int8')
   with pytest.raises(ValueError, match="prior_decodr' is among the defaults|'decodr' is among"):
     families.save(folder, 'tar', {}, {'prior_decodr': 'vanilla'})

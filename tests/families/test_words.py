@@ -180,8 +180,8 @@ def test_a_run_is_identified_by_its_words(model):
   condition = model.condition(['a fox', 'a map'])
   moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
   def settings(condition, prompts=None, of=model):
-    return run_lib.settings(of.images(
-        condition if prompts is None else prompts, condition=condition, decoder='vanilla'))
+    return run_lib.settings(of.sampler('vanilla').images(
+        condition if prompts is None else prompts, condition=condition))
 
   assert settings(condition) != settings(moved)
   words = settings(condition, ['a fox', 'a map'])

@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.core import programs, random
 from cspd_jax.files import matrices, store
-from cspd_jax.generation import run
+from cspd_jax.generation import memory, run
 from cspd_jax.models import llamagen
 from tests.marks import representative
 from tests.models import published
@@ -60,7 +60,7 @@ def test_products_are_those_of_the_rounded_matrix(equation, shapes, dtype):
 
 def test_a_target_of_8_bits_is_smaller_and_near(folder):
   whole, small = cspd_jax.load(folder), cspd_jax.load(folder, quantize='int8', dtype='bfloat16')
-  assert small.precision == dict(dtype='bfloat16', quantize='int8')
+  assert memory.precision(small) == dict(dtype='bfloat16', quantize='int8')
   transformer = small.params['transformer']
   for layer in ('layers_0', 'layers_1'):
     stored = {name for name, leaf in transformer[layer].items() if isinstance(leaf, matrices.Int8)}
@@ -178,7 +178,7 @@ def test_models_on_a_cpu_hold_their_matrices_by_outputs(folder, tmp_path):
       'attention_norm', 'ffn_norm', 'query_key_value', 'out', 'gate_up', 'down'}
   jax.tree.map(np.testing.assert_array_equal, matrices.plain(model.params), plain.params)
   assert run.fingerprint(model.params) == run.fingerprint(plain.params)
-  assert model.precision == {'dtype': 'float32'}
+  assert memory.precision(model) == {'dtype': 'float32'}
 
   logits = lambda params: model.target(guided=False).prefill(params, jnp.array([1]), 4)[0]
   np.testing.assert_allclose(logits(model.params), logits(plain.params), rtol=1e-4, atol=1e-5)

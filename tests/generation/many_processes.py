@@ -26,7 +26,7 @@ _PER_IMAGE = 2
 def opened(model, prompts, folder, *, batch_size=None, **options):
   """A gallery of images, with the batch size of the run in the folder if it is None."""
   named, own = ({name: options.pop(name) for name in names if name in options} for names in (
-      ('seed', 'decoder', 'max_batch_size'), ('overwrite', 'process')))
+      ('seed', 'decoder', 'most'), ('overwrite', 'process')))
   size = batch_size or run.batch_size_of(folder)
   return Gallery(model.images(prompts, options, batch_size=size, **named), folder, **own)
 

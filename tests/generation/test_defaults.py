@@ -97,7 +97,7 @@ def test_models_take_what_is_stored_for_their_device_and_batch(beach, tmp_path):
   for size, text in ((1, 'mc_sjd(window=4)'), (8, 'vanilla')):  # The default of `cspd-generate`.
     gallery = Gallery(
         model.images(['sea', 'sky'], batch_size=size), tmp_path / f'by_{size}')
-    assert str(gallery.request.sampler.specification) == text
+    assert str(gallery.images.sampler.specification) == text
   assert next(model.stream(['sea', 'sky'])).images.shape[0] == 2
   with pytest.raises(ValueError, match='batch_size is 1, but all images of a stream'):
     model.stream(['sea'], batch_size=1)

@@ -14,6 +14,7 @@ import cspd_jax
 from cspd_jax.generation import memory
 from cspd_jax.generation.run import decode
 from tests.experiments import models as models_lib
+from tests.generation import test_memory
 from tests.generation.many_processes import opened
 
 
@@ -72,11 +73,11 @@ def test_pixels_that_are_not_finite_are_an_error(model):
 def test_an_interrupted_run_keeps_its_batch_size(model, tmp_path, monkeypatch):
   options = dict(seed=4, decoder='vanilla')
   prompts = ['sea', 'sky', 'sea', 'sand', 'sky']
-  per_image = model.images(prompts, **options).estimate().needed(1)
+  per_image = test_memory.estimate(model.images(prompts, **options)).needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
-  first = opened(model, prompts, tmp_path / 'out', max_batch_size=4, **options)
-  assert first.request.batch_size == 2
+  first = opened(model, prompts, tmp_path / 'out', most=4, **options)
+  assert first.images.batch_size == 2
 
   def stop(done, total):
     if done:
@@ -86,12 +87,12 @@ def test_an_interrupted_run_keeps_its_batch_size(model, tmp_path, monkeypatch):
     first.generate({}, stop)
   del first  # It holds the folder.
   free(50)
-  assert opened(model, prompts, tmp_path / 'other', max_batch_size=4, **options
-                 ).request.batch_size == 4
-  again, steps = opened(model, prompts, tmp_path / 'out', max_batch_size=4, **options), []
+  assert opened(model, prompts, tmp_path / 'other', most=4, **options
+                 ).images.batch_size == 4
+  again, steps = opened(model, prompts, tmp_path / 'out', most=4, **options), []
   monkeypatch.setattr(ImageFile.ImageFile, 'load', None)  # No pixels are decoded for the report.
   again.generate({}, lambda *step: steps.append(step))
-  assert again.request.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
+  assert again.images.batch_size == 2 and steps == [(2, 5), (4, 5), (5, 5)]
   assert '\n3 images in ' in again.gained(0.0), 'those of this run'
 
 
@@ -148,7 +149,7 @@ def test_the_batch_size_of_a_run_in_the_home_folder(model, tmp_path, monkeypatch
   monkeypatch.setenv('HOME', str(tmp_path))
   _stopped(model, tmp_path / 'out')
   again = opened(model, ['sea', 'sky'], '~/out', decoder='vanilla')
-  assert again.request.batch_size == 1 and again.folder == str(tmp_path / 'out')
+  assert again.images.batch_size == 1 and again.folder == str(tmp_path / 'out')
 
 
 @pytest.mark.slow

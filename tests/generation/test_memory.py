@@ -48,6 +48,10 @@ def _task(model, count=3, **options):
   return model.images(_prompts(model, count), **options)
 
 
+def estimate(images):
+  return images.sampler.estimate(images)
+
+
 def _prompts(model, count):
   return [model.prompts[i % len(model.prompts)] for i in range(count)]
 
@@ -68,10 +72,11 @@ def test_an_estimate_is_what_a_round_carries(model, decoder):
   task = _task(model, decoder=decoder, batch_size=3)
   state = jax.eval_shape(
       lambda params, condition, keys, *args: task.sampler.decoder.start(
-          params, condition, random_lib.row_keys(keys, 3), *args), *task.arguments(np.arange(3)))
-  estimate = task.estimate()
-  assert 3 * estimate.per_image == memory.size(state)
-  assert estimate.needed(3) == memory.size(state) + task.sampler.decoder.intermediate(3)
+          params, condition, random_lib.row_keys(keys, 3), *args),
+      *task.sampler.arguments(task, np.arange(3)))
+  needs = estimate(task)
+  assert 3 * needs.per_image == memory.size(state)
+  assert needs.needed(3) == memory.size(state) + task.sampler.decoder.intermediate(3)
   # Both streams have a slot for the class, every token and every draft.
   target, tree = task.sampler.decoder.target, task.sampler.decoder.drafter.tree
   assert memory.size(state.cache) == memory.cache_size(
@@ -88,7 +93,7 @@ def _compared(model, decoder, num_rows):
   program = jax.jit(built).lower(
       model.params, shapes(jnp.asarray(condition)), key, shapes(sampling), draft_params)
   analysis = program.compile(_FLAGS).memory_analysis()
-  needs = model.estimate(specification, built, condition, sampling, draft_params)
+  needs = memory.of_model(model, specification, built, condition, sampling, draft_params)
   return needs.needed(num_rows) / (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
@@ -133,7 +138,7 @@ def test_modulations_that_are_not_stored_need_no_memory(decoder, monkeypatch):
 @pytest.mark.slow
 def test_parameters_in_sixteen_bits_have_a_copy_on_cpus():
   model = families.describe('c2i_b_256', layers=1)
-  task = lambda model: model.estimate(
+  task = lambda model: memory.of_model(model,
       'vanilla', model.decoder('vanilla'), np.arange(2), model.sampling())
   assert task(model).fixed == 2 * memory.size(model.params)
   assert task(families.describe('c2i_b_256', dtype='float32', layers=1)).fixed == 0
@@ -157,14 +162,14 @@ def test_an_estimate_is_made_once_for_all_batch_sizes_and_prompts(model, monkeyp
   monkeypatch.setattr(memory, 'random_lib', None)
   other = model.images(_prompts(model, 7)[2:], dict(guidance_scale=3.0),
                         decoder='mc_sjd(window=6)', seed=5, batch_size=2)
-  assert other.estimate().per_image == task.estimate().per_image
+  assert estimate(other).per_image == estimate(task).per_image
   with pytest.raises(AttributeError):
     _task(model, decoder='mc_sjd(window=7)')
 
 
 def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, device, monkeypatch):
-  estimate = _task(model, decoder='mc_sjd(window=8)').estimate()
-  per_image = estimate.needed(1)
+  needs = estimate(_task(model, decoder='mc_sjd(window=8)'))
+  per_image = needs.needed(1)
   device(5 * per_image)
   monkeypatch.setattr(programs, 'jit', None)
   with pytest.raises(ValueError, match='are free on cpu; pass batch_size=2 or less[.]$'):
@@ -173,7 +178,7 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
     model.stream(_prompts(model, 6), decoder='mc_sjd(window=8)')
   with pytest.raises(ValueError, match='batch_size is 5, but'):
     # Images that wait for a row need memory as well.
-    assert estimate._replace(queue=6).needed(5) == 5 * per_image + estimate.per_image
+    assert needs._replace(queue=6).needed(5) == 5 * per_image + needs.per_image
     _task(model, 6, decoder='mc_sjd(window=8)', batch_size=5)
   _task(model, 5, decoder='mc_sjd(window=8)', batch_size=5)
   device(per_image / 2)
@@ -186,14 +191,14 @@ def test_images_that_do_not_fit_are_refused_before_anything_compiles(model, devi
 def test_no_batch_size_means_as_many_as_fit(model, device):
   task = _task(model, 30, decoder='vanilla')
   assert task.batch_size == 30
-  per_image = task.estimate().needed(1)
+  per_image = estimate(task).needed(1)
   device(10 * per_image)
   # A quarter is left.
   assert _task(model, 30, decoder='vanilla').batch_size == 7
-  assert _task(model, 30, decoder='vanilla', max_batch_size=4).batch_size == 4
+  assert _task(model, 30, decoder='vanilla', most=4).batch_size == 4
   assert memory.Estimate(1.0, 0.0, 12.5, queue=9).most(9) == 9, 'none of them waits'
   # One image waits per four rows.
-  per_image = _task(model, 30, decoder='mc_sjd(window=8)').estimate().needed(1)
+  per_image = estimate(_task(model, 30, decoder='mc_sjd(window=8)')).needed(1)
   device(10 * per_image)
   assert _task(model, 30, decoder='mc_sjd(window=8)').batch_size == 6
   assert _task(model, 7, decoder='mc_sjd(window=8)').batch_size == 7
@@ -204,7 +209,7 @@ def test_no_batch_size_means_as_many_as_fit(model, device):
 def test_the_default_decoder_is_that_of_the_chosen_batch_size(model, device):
   model = dataclasses.replace(model, defaults=dict(model.defaults) | {
       'decoder': {'cpu': {'1': 'mc_sjd(window=4)', '4': 'vanilla'}}})
-  per_image = _task(model, 1).estimate().needed(1)
+  per_image = estimate(_task(model, 1)).needed(1)
   assert _task(model, 8).sampler.text == 'vanilla'
   device(3 * per_image)
   model._samplers.clear()
@@ -216,7 +221,7 @@ def test_the_default_decoder_is_that_of_the_chosen_batch_size(model, device):
 @pytest.mark.parametrize('decoder', ['mar', 'exact_head'])
 def test_continuous_tokens_are_estimated_too(device, decoder):
   model = cspd_jax.load('mar_demo')
-  assert _task(model, 4, decoder=decoder).estimate().per_image > 0
+  assert estimate(_task(model, 4, decoder=decoder)).per_image > 0
   device(1.0)
   with pytest.raises(ValueError, match='decoding 4 images at once with .* needs at least'):
     _task(model, 4, decoder=decoder, batch_size=4)
@@ -259,7 +264,7 @@ def test_free_memory_of_devices():
 
 
 def test_statistics_of_an_accelerator_limit_a_batch(model, monkeypatch):
-  per_image = _task(model, decoder='mc_sjd(window=8)').estimate().needed(1)
+  per_image = estimate(_task(model, decoder='mc_sjd(window=8)')).needed(1)
   # Names as in `Device.memory_stats` on GPUs; the peak and the largest block do not matter.
   stats = dict(num_allocs=9, bytes_in_use=int(7 * per_image), peak_bytes_in_use=int(12 * per_image),
                largest_alloc_size=1, bytes_limit=int(12 * per_image), bytes_reserved=0,

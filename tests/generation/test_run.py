@@ -11,8 +11,9 @@ import pytest
 import cspd_jax
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
-from cspd_jax.generation.model import Request
 from cspd_jax.generation.run import decode, fingerprint, run
+from cspd_jax.generation.sampler import Sampler
+from tests.generation import test_memory
 from tests.generation.test_rollouts import counted
 from tests.measure import tiny
 
@@ -22,8 +23,9 @@ SJD = 'sjd(window=3)'
 
 def _decoded(model, decoder=SJD, prompts=PROMPTS, *, seed=7, batch_size=2, **options):
   modes = {name: options.pop(name) for name in ('folder', 'progress') if name in options}
-  request = model.images(prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
-  return decode(request, **modes)
+  slots = options.pop('slots', True)
+  images = model.images(prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
+  return decode(dataclasses.replace(images, slots=slots), **modes)
 
 
 @pytest.fixture(scope='module')
@@ -61,8 +63,8 @@ def test_one_decoder_has_one_program(model):
   """Requests of all callers share it: other images, options and keys do not compile again."""
   model.programs.clear()
   for seed, temperature in ((3, 1.0), (jax.random.key(3), 0.5)):
-    _decoded(model, seed=seed, slots=False, pixels=False,
-             sampling=model.sampling(temperature=temperature))
+    sampler = model.sampler(SJD, batch_size=2, sampling=model.sampling(temperature=temperature))
+    decode(sampler.images(PROMPTS, seed=seed, slots=False, pixels=False))
   cspd_jax.Model.generate(model, PROMPTS[:2], decoder=SJD)
   (name, program), = model.programs.items()
   assert name == model.sampler(SJD).program() and program._cache_size() == 1
@@ -133,8 +135,9 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
     _decoded(model, progress=stop_after_two, **arguments)
   names = sorted(file.name for file in (tmp_path / 'run').iterdir())
   assert names == ['batch_0000000.npz', 'batch_0000002.npz', 'run.json']
-  calls, bound = [], Request.bound
-  monkeypatch.setattr(Request, 'bound', lambda self, index: calls.append(1) or bound(self, index))
+  calls, bound = [], Sampler.bound
+  monkeypatch.setattr(Sampler, 'bound', lambda self, images, index: (
+      calls.append(1) or bound(self, images, index)))
   result = _decoded(model, **arguments)
   assert tiny.rows(result) == tiny.rows(one_by_one) and type(result) is type(one_by_one)
   assert len(calls) == 1
@@ -217,7 +220,7 @@ def test_wrong_input(model, options, words):
 
 
 def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):
-  per_image = model.images(PROMPTS, decoder=SJD, batch_size=1).estimate().needed(1)
+  per_image = test_memory.estimate(model.images(PROMPTS, decoder=SJD, batch_size=1)).needed(1)
   free = lambda count: monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
   free(3)
   progress = []

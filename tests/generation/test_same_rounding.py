@@ -15,6 +15,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.core import kernels, programs
 from cspd_jax.decoding import rounding
+from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.generation.run import decode
 from cspd_jax.generation.slots import Runner
 from cspd_jax.serve import wire
@@ -219,7 +220,7 @@ def _joined(model, decoder):
     runner.join([waiting.pop(0) for _ in range(min(runner.free, len(waiting)))])
     runner.step(2)
     for done in runner.finished():
-      found[done.request.seeds[0][1]] = done.decoded
+      found[done.image.seeds[0][1]] = done.decoded
   return jax.tree.map(lambda *leaves: np.concatenate(leaves), *(found[i] for i in range(5)))
 
 
@@ -237,7 +238,7 @@ RUNS = {
     'given rows': lambda model, decoder: _decoded(
         model.with_prefix(np.arange(8, dtype=np.int32)), decoder),
     'int8 keys and values': lambda model, decoder: _decoded(
-        model.with_cache_dtype('int8'), decoder)}
+        with_cache_dtype(model, 'int8'), decoder)}
 
 
 @pytest.mark.parametrize('run', representative(RUNS, 'one batch', 'refilled slots'))

@@ -37,7 +37,7 @@ def _run(runner, waiting, rounds=1):
     events = runner.step(rounds)
     assert [event.slot for event in events] == sorted(runner.images)
     for done in runner.finished():
-      images[done.request.seeds[0][0]] = done
+      images[done.image.seeds[0][0]] = done
   return images
 
 
@@ -52,7 +52,7 @@ def test_images_are_those_of_one_after_the_other(model, num_slots, rounds):
     np.testing.assert_array_equal(done.decoded.tokens, alone.tokens)
     np.testing.assert_array_equal(done.decoded.rounds, alone.rounds)
     np.testing.assert_allclose(done.decoded.log_probs, alone.log_probs, rtol=1e-5, atol=1e-6)
-    assert done.request.result(done.decoded).metadata(0)['seed'] == request.seeds[0][0]
+    assert done.image.result(done.decoded).metadata(0)['seed'] == request.seeds[0][0]
 
 
 def test_events_looks_and_images_that_leave(model):
@@ -93,7 +93,7 @@ def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
     runner.step()
     images += runner.finished()
   for done in images:
-    if done.request is second:
+    if done.image is second:
       with pytest.raises(ValueError, match="for 1 of 1 images .'1' with seed 7"):
         done.result()
     else:
@@ -106,7 +106,7 @@ def test_requests_of_other_programs_are_refused(model):
   other = model.with_params(model.params + 1)
   for request in (model.images([0], decoder='vanilla'), model.images([0, 1], decoder=SJD),
                   other.images([0], decoder=SJD)):
-    with pytest.raises(ValueError, match='a request is of'):
+    with pytest.raises(ValueError, match='a record is of'):
       runner.check(request)
     with pytest.raises(ValueError, match=r'it must be of 1 image by sjd\(window=3\) with a prefix'):
       runner.join([request])

@@ -1,5 +1,6 @@
 """Many decoders on the same images: shared programs, keys, cached results."""
 
+import dataclasses
 import types
 
 import jax
@@ -52,7 +53,8 @@ def test_decoders_of_one_drafter_share_a_program(model):
   # One for the first two, which return no draws, and three that others cannot share.
   assert len(model.programs) == 4
   for text, tokens in zip(DECODERS, result):
-    alone = decode(model.images(bench.prompts, decoder=text, batch_size=2, slots=False))
+    alone = decode(dataclasses.replace(
+        model.images(bench.prompts, decoder=text, batch_size=2), slots=False))
     np.testing.assert_array_equal(tokens, alone.tokens)
   np.testing.assert_array_equal(result[2], result[3])
   seconds = bench.seconds
@@ -96,7 +98,7 @@ def test_a_run_goes_past_the_prompts(model):
   np.testing.assert_array_equal(one[0].tokens, np.concatenate([part.tokens for part in two]))
   np.testing.assert_array_equal(one[0].tokens[:1], three[0].tokens)
   assert np.any(np.asarray(one[0].tokens[0] != one[0].tokens[2]))
-  own = Bench(model, ['sea', 'sky'], seed=[1, 5]).request('vanilla', count=4)
+  own = Bench(model, ['sea', 'sky'], seed=[1, 5]).images('vanilla', count=4)
   assert own.seeds == [(1, 0), (5, 0), (1, 1), (5, 1)]
 
 

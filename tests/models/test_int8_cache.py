@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.files import store
 from cspd_jax.generation import memory
 from cspd_jax.models import attention, llamagen
@@ -92,7 +93,7 @@ def test_the_cache_is_smaller_and_the_estimate_says_so():
            for model in (whole, small)]
   width = whole.config.transformer.head_dim
   assert sizes[1] / sizes[0] == pytest.approx((width + 4) / (2 * width), rel=0.01)
-  assert whole.cache_dtype is None and small.with_cache_dtype('int8') is small
+  assert whole.cache_dtype is None and with_cache_dtype(small, 'int8') is small
 
 
 @pytest.mark.slow

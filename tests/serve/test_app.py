@@ -24,7 +24,7 @@ from starlette.routing import Mount
 
 import cspd_jax
 from cspd_jax.generation import memory
-from cspd_jax.generation.model import Sampler
+from cspd_jax.generation.sampler import Sampler
 from cspd_jax.serve import access, app, guard, server, wire
 from tests.generation.test_rollouts import counted
 from tests.serve import running, tiny
@@ -331,15 +331,15 @@ def test_deadlines_and_readers_that_stop(model, monkeypatch):
     # Preparation counts, and what it has prepared too late is not decoded.
     go.set()
     until(lambda: instance.engine.left == 0)
-    late, done, request = threading.Event(), threading.Event(), Sampler.request
-    monkeypatch.setattr(Sampler, 'request', lambda *arguments, **options: (
+    late, done, request = threading.Event(), threading.Event(), Sampler.images
+    monkeypatch.setattr(Sampler, 'images', lambda *arguments, **options: (
         late.wait(running.WAIT), done.set(), request(*arguments, **options))[-1])
     outcomes = instance.value('cspd_images_total')
     for stream in (False, True):
       assert instance.generate(prompt='cat', stream=stream)[0] == 504
     late.set()
     until(done.is_set)
-    monkeypatch.setattr(Sampler, 'request', request)
+    monkeypatch.setattr(Sampler, 'images', request)
     assert instance.generate(prompt='cat')[0] == 200
     assert instance.value('cspd_images_total') == outcomes + 1
     # An answer that is larger than all buffers.

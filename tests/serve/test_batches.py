@@ -100,7 +100,7 @@ def test_images_join_the_smallest_program_and_stay_there(model, engine, monkeypa
   engine.submit([job])
   done = [results.get(timeout=WAIT) for _ in range(3)]
   assert [job.slots, *(one.slots for one in others)] == [1, 4, 4] and len(steps) > 1
-  tokens = {result.request.seeds[0][0]: result.decoded.tokens for result in done}
+  tokens = {result.image.seeds[0][0]: result.decoded.tokens for result in done}
   for seed in (1, 2, 3):
     np.testing.assert_array_equal(
         tokens[seed], model.generate('cat', seed=seed, decoder=SPEC, batch_size=1).tokens)

@@ -90,7 +90,7 @@ def test_images_are_those_of_generate_whatever_else_is_decoded(model, started):
   assert len(done) >= COUNT / 2 and done.keys() | {
       number for number, job in enumerate(jobs) if job.cancelled} == set(range(COUNT))
   for number, result in done.items():
-    request = jobs[number].request
+    request = jobs[number].images
     if request.titles == ['nan']:
       with pytest.raises(ValueError, match='the model returned no valid probabilities'):
         result.result()

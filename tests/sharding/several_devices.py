@@ -18,6 +18,7 @@ import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.core import random
 from cspd_jax.files import store, weights
+from cspd_jax.generation import memory
 from cspd_jax.generation.run import decode
 from cspd_jax.models import eagle, llamagen
 
@@ -60,7 +61,7 @@ def collectives(request):
   """How often each kind of exchange between devices stands in the compiled decoder."""
   mesh = request.sampler.model.mesh
   program = jax.jit(sharding.over_images(request.sampler.decoder, mesh))
-  whole = request.arguments(np.resize(np.arange(3), mesh.shape[sharding.DATA]))
+  whole = request.sampler.arguments(request, np.resize(np.arange(3), mesh.shape[sharding.DATA]))
   text = program.lower(*whole).compile().as_text()
   names = _COLLECTIVE.findall(text)
   return {name: names.count(name) for name in set(names)}
@@ -81,7 +82,7 @@ def memory_share(mesh):
   program = jax.jit(sharding.over_images(decoder, mesh)).lower(
       params, condition, random.image_keys([(0, i) for i in range(num_rows)]), sampling, None)
   compiled = program.compile().memory_analysis()
-  estimate = model.estimate(text, decoder, condition, sampling)
+  estimate = memory.of_model(model, text, decoder, condition, sampling)
   return estimate.needed(num_rows) / (compiled.temp_size_in_bytes + compiled.output_size_in_bytes)
 
 
@@ -118,8 +119,8 @@ def main(count, shapes):
       if count > 1 and name in (None, (2, 2)):
         for key, size in (('batches', 2), ('one', 1)):
           request = model.images([0, 1, 2], decoder=DECODERS[0], seed=5, batch_size=size,
-                            slots=False, pixels=False)
-          runs[key] = decode(request).tokens.tolist()
+                                 pixels=False)
+          runs[key] = decode(dataclasses.replace(request, slots=False)).tokens.tolist()
       if mesh is not None:
         query = model.params['transformer']['layers_0']['query']
         runs['slices'] = [shape[1] for shape in slices_read(folder, mesh)]
@@ -143,7 +144,7 @@ def seed_exact(shapes):
                                 pixels=False, batch_size=8)
         decoded = decode(request)
         result[f'{"x".join(map(str, shape))} {decoder}'] = dict(
-            guarantee=request.guarantee, tokens=decoded.tokens.tolist(),
+            guarantee=request.sampler.guarantee, tokens=decoded.tokens.tolist(),
             bits=decoded.log_probs.view(np.int32).tolist())
   print(json.dumps(result))
 

@@ -10,8 +10,9 @@ import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.generation import memory
-from cspd_jax.generation.model import Request
+from cspd_jax.generation.sampler import Sampler
 from cspd_jax.training import samples
+from tests.generation import test_memory
 
 SAMPLING, KEY = SamplingParams(guidance_scale=2.0), jax.random.key(3)
 
@@ -29,7 +30,7 @@ def tokens(model):
 
 
 def _request(model, **options):
-  return samples.request(model, [0, 1, 2], 120, SAMPLING, seed=KEY, **options)
+  return samples.images(model, [0, 1, 2], 120, SAMPLING, seed=KEY, **options)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +60,7 @@ def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   request = _request(model)
   assert request.batch_size == 64
   assert request.sampler.specification == model.specification(batch_size=64)
-  alone = request.bound(np.array([4]))()
+  alone = request.sampler.bound(request, np.array([4]))()
   np.testing.assert_array_equal(alone.tokens[0], tokens[4])
   relaxed = cspd_jax.load('demo')
   relaxed.defaults['decoder'] = 'mc_sjd(window=8)+cool'
@@ -70,20 +71,20 @@ def test_images_are_those_of_the_exact_default_decoder(model, tokens):
 @pytest.mark.slow
 def test_an_interrupted_call_is_continued_whatever_the_memory(
     model, tokens, tmp_path, monkeypatch, capsys):
-  per_image = _request(model, batch_size=1).estimate().needed(1)
+  per_image = test_memory.estimate(_request(model, batch_size=1)).needed(1)
   def free(count):  # What fits is looked at once.
     monkeypatch.setattr(memory, 'free', lambda devices: count * per_image)
     model._samplers.clear()
 
-  bound, calls = Request.bound, []
+  bound, calls = Sampler.bound, []
 
-  def stop_at_the_second(self, index):
+  def stop_at_the_second(self, images, index):
     calls.append(len(index))
     if len(calls) == 2:
       raise KeyboardInterrupt
-    return bound(self, index)
+    return bound(self, images, index)
 
-  monkeypatch.setattr(Request, 'bound', stop_at_the_second)
+  monkeypatch.setattr(Sampler, 'bound', stop_at_the_second)
   arguments = (model, None, 5, KEY, SAMPLING, tmp_path / 'tokens')
   free(3)
   with pytest.raises(KeyboardInterrupt):
