@@ -35,29 +35,14 @@ import jax
 from absl import flags, logging
 
 from cspd_jax.cli import compiled, exits, fields, imports
-from cspd_jax.continuous import specification as continuous
 from cspd_jax.core import guesses, naming
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import paths
 from cspd_jax.version import __version__
 
 Value = TypeVar('Value')
 
 _PREFIX = 'config.'
-# What other programs and packages call flags.
-_ALIASES = {
-    **guesses.ALIASES,
-    **dict.fromkeys(('workdir', 'out', 'export'), ('output',)), 'output': ('workdir',),
-    'input': ('source', 'images'), **dict.fromkeys(('checkpoint', 'ckpt'), ('source', 'model')),
-    'target': ('model',), **dict.fromkeys(('n', 'num_samples'), ('num_images',)),
-    'repeats': ('budget', 'minutes'), 'best': ('minutes',),
-    **dict.fromkeys(('process_index', 'process_count'), ('process',)),
-    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'local', 'corrector',
-                     'text', 't5'), ('parts',)),
-    # Another command that does what a flag would.
-    'npz': 'cspd-evaluate --layout=adm writes images as one array',
-    'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
 _TRUST = 'a Python file, which is run, so use only one that you trust.'
 # A configuration file, and the name of one of its configurations.
 _NAMED = re.compile(r'(.*?)(?::(\w*))?', re.DOTALL)
@@ -78,7 +63,7 @@ class Command:
     """Runs a command line that begins with the name of the command; None means the process's."""
     words = list(sys.argv if argv is None else argv)[1:]
     logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-    with _log():
+    with _log(self._main):
       return exits.code_of(
           lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
 
@@ -215,22 +200,24 @@ class Command:
 
 
 class _Handler(std_logging.Handler):
-  """Writes log lines to stderr: those of this project, and of other packages only warnings."""
+  """Writes log lines to stderr: all of this package and its program, of others only warnings."""
 
-  _OWN = ('cspd_jax', 'checkpoints_conversion', 'configs', 'experiments')
-  _ROOT = pathlib.Path(__file__).parents[2]
+  def __init__(self, main: Callable):
+    super().__init__()
+    program = getattr(inspect.getmodule(main), '__file__', None) or __file__
+    self._own = pathlib.Path(__file__).parents[1], pathlib.Path(program).parent
 
   def emit(self, record: std_logging.LogRecord) -> None:
-    own = any(pathlib.Path(record.pathname).is_relative_to(self._ROOT / name) for name in self._OWN)
+    own = any(map(pathlib.Path(record.pathname).is_relative_to, self._own))
     if own or record.levelno >= std_logging.WARNING:
       print(record.getMessage(), file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _log() -> Iterator[None]:
+def _log(main: Callable) -> Iterator[None]:
   """Shows log lines on stderr, in place of what other packages have set up when imported."""
   root = std_logging.getLogger()
-  others, root.handlers = root.handlers, [_Handler()]
+  others, root.handlers = root.handlers, [_Handler(main)]
   try:
     yield
   finally:
@@ -280,26 +267,21 @@ def _with_environment(config: Any, prefix: str, flagged: Collection[str]) -> Any
                                   if name not in flagged}, variables.__getitem__)
 
 
-def _unknown(name: str, groups: Sequence[Any]) -> str:
+def _unknown(flag: str, groups: Sequence[Any]) -> str:
   """Says that a flag does not exist, and which may be meant."""
-  last = name.removeprefix(_PREFIX)
-  every = [(group, field) for group in groups for field in fields.every(group)]
-  if several := [field.name for _, field in every if field.name.endswith(f'.{last}')]:
-    options = ', '.join(f'--{option}' for option in several)
-    return f'--{last} may be any of {options}; say which.'
-  if members := [f'--{fields.short_name(*entry)}' for entry in every
-                 if entry[1].name.startswith(f'{last}.')]:
-    return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
-  supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
-  if isinstance(meant := _ALIASES.get(last), str):
-    return f'--{name} is not a flag; {_as_flags(meant, groups)}.'
-  tables = discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS
-  if 'decoder' in supported and any(
-      last in entry.parameters for table in tables for entry in table.values()):
-    return f"--{name} is a parameter of decoders; write --decoder='NAME({last}=VALUE)'."
-  near = naming.nearest(last, supported, _ALIASES)
-  return f'--{name} is not a flag; ' + (
-      f'did you mean --{near}?' if near else f'flags are: {", ".join(supported)}.')
+  name = flag.removeprefix(_PREFIX)
+  known = {field.name: fields.short_name(group, field) for group in groups
+           for field in fields.every(group)}
+  if several := [f'--{field}' for field in known if field.endswith(f'.{name}')]:
+    return f'--{name} may be any of {", ".join(several)}; say which.'
+  if members := [f'--{short}' for field, short in known.items() if field.startswith(f'{name}.')]:
+    return f'--{name} is a group of fields; set one of: {", ".join(members)}.'
+  supported = list(dict.fromkeys(known.values()))
+  otherwise = f'; flags are: {", ".join(supported)}.'
+  if 'decoder' in supported:
+    otherwise = f"; for a parameter of a decoder, write --decoder='NAME({name}=VALUE)'{otherwise}"
+  return f'--{flag} is not a flag' + _as_flags(
+      naming.suggestion(name, supported, guesses.FLAGS, '--{}', otherwise), groups)
 
 
 def _as_flags(message: str, arguments: Sequence[Any]) -> str:
