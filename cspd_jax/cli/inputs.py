@@ -94,15 +94,14 @@ def mesh(text: str | None, one_group: str | None = None) -> Any:
   sizes = pair('mesh', text)
   if sizes is None:
     return None
-  if 0 in sizes:
-    raise ValueError(f'mesh is {text!r}; both numbers must be at least 1.')
-  if sizes[0] != 1 and one_group is not None:
-    raise ValueError(f'mesh is {text!r}; its first number must be 1, because {one_group}.')
   devices, count = jax.devices(), math.prod(sizes)
-  if count > len(devices):
-    raise ValueError(f'mesh is {text!r}, which requires {count} devices, but there '
-                     f'{"is one" if len(devices) == 1 else f"are {len(devices)}"}; choose smaller '
-                     'numbers, or leave it out for one device.')
+  problem = ('both numbers must be at least 1' if 0 in sizes else
+             f'its first number must be 1, because {one_group}' if sizes[0] != 1 and one_group else
+             f'it requires {count} devices, but there '
+             f'{"is one" if len(devices) == 1 else f"are {len(devices)}"}: choose smaller numbers, '
+             'or leave it out for one device' if count > len(devices) else None)
+  if problem is not None:
+    raise ValueError(f'mesh is {text!r}; {problem}.')
   return sharding.make_mesh(*sizes, devices=devices[:count])
 
 
@@ -149,8 +148,6 @@ def _prompts(group: groups.Images, of: cspd_jax.Model) -> list[Any]:
     if not prompts:
       raise ValueError(f'prompt is none, and model {of.name!r} has no prompts of its own; pass '
                        "--prompt='...', or --prompts=FILE.")
-  if not prompts:
-    raise ValueError('there is no prompt; give at least one.')
   reader = of if of.prior is None else of.prior  # Its own condition would be drawn.
   reader.condition(prompts)
   return prompts

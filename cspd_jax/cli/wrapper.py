@@ -115,15 +115,15 @@ class Command:
     values, fields_by_flag = self._flag_values(groups)
     try:
       rest = values(['command', *words])[1:]
-    except flags.UnrecognizedFlagError as error:
-      raise ValueError(f'{_unknown(error.flagname, groups)} See --help.') from error
-    except flags.IllegalFlagValueError as error:  # Only flags of bools have illegal texts.
-      flag = str(error).partition(': ')[0].removeprefix('flag ')
-      raise ValueError(f'{flag}: it must be true or false. See --help.') from error
+      if rest:
+        raise flags.Error(f'{rest[0]!r} is not a flag.')
     except flags.Error as error:
-      raise ValueError(f'{error} See --help.') from error
-    if rest:
-      raise ValueError(f'{rest[0]!r} is not a flag; see --help.')
+      text = str(error)
+      if isinstance(error, flags.UnrecognizedFlagError):
+        text = _unknown(error.flagname, groups)
+      elif isinstance(error, flags.IllegalFlagValueError):  # Only flags of bools have such texts.
+        text = f'{text.partition(": ")[0].removeprefix("flag ")}: it must be true or false.'
+      raise ValueError(f'{text} See --help.') from error
     texts: list[dict[str, list[str]]] = [{} for _ in groups]
     for name, (number, field) in fields_by_flag.items():
       if values[name].present:
@@ -336,29 +336,7 @@ def named(configs: Mapping[str, Value], name: str) -> Value:
 def load(config: str) -> Any:
   """Runs a configuration file, or `FILE:NAME`; returns what `get_config` does, or ValueError."""
   path, name = _NAMED.fullmatch(config).groups()  # type: ignore[union-attr]  # Matches all texts.
-  get_config = _get_config(path)
-  names = () if name is None else (name,)
-  try:
-    inspect.signature(get_config).bind(*names)
-  except TypeError as error:
-    raise ValueError(f'--config={config}: get_config() ' + (
-        f'takes no name; write --config={path}.' if names else
-        f'requires a name; write --config={path}:NAME.')) from error
-  try:
-    result = get_config(*names)
-  except ValueError as error:
-    raise ValueError(f'--config={config}: {str(error).rstrip(".")}.') from error
-  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
-    raise _failure(config, error) from error
-  if not dataclasses.is_dataclass(result) or isinstance(result, type):
-    raise ValueError(f'--config={config}: get_config() returned a {type(result).__name__}; '
-                     'it must return an instance of a dataclass.')
-  return result
-
-
-def _get_config(path: str) -> Callable:
-  """The function `get_config` of a file, which is run."""
-  file = paths.find('--config', path)
+  file, names = paths.find('--config', path), () if name is None else (name,)
   if not file.is_file():
     near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
     raise ValueError(f'--config={path}: no such file. ' + (
@@ -367,15 +345,24 @@ def _get_config(path: str) -> Callable:
   module = types.ModuleType(f'config_{file.stem}')
   module.__file__ = str(file)
   sys.modules[module.__name__] = module  # Where the types of the fields are looked up.
+  problem, result = 'there is no function get_config(), which returns a dataclass; add it', None
   try:
     exec(compile(file.read_bytes(), file, 'exec'), vars(module))
-  except (Exception, SystemExit) as error:
-    raise _failure(path, error) from error
-  if not callable(get_config := getattr(module, 'get_config', None)):
-    raise ValueError(f'--config={path} has no function get_config(), which returns a dataclass; '
-                     'add one, or choose another file.')
-  return get_config
-
-
-def _failure(config: str, error: BaseException) -> ValueError:
-  return ValueError(f'--config={config} cannot be run: {type(error).__name__}: {error}.')
+    if callable(get_config := getattr(module, 'get_config', None)):
+      try:
+        inspect.signature(get_config).bind(*names)
+      except TypeError:
+        problem = (f'get_config() takes no name; write --config={path}' if names else
+                   f'get_config() requires a name; write --config={path}:NAME')
+      else:
+        result = get_config(*names)
+        problem = (f'get_config() returned a {type(result).__name__}; it must return an '
+                   'instance of a dataclass')
+  except ValueError as error:
+    raise ValueError(f'--config={config}: {str(error).rstrip(".")}.') from error
+  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
+    raise ValueError(f'--config={config} cannot be run: {type(error).__name__}: {error}.'
+                     ) from error
+  if not dataclasses.is_dataclass(result) or isinstance(result, type):
+    raise ValueError(f'--config={config}: {problem}.')
+  return result

@@ -77,7 +77,7 @@ def test_no_prompt(words, classes):
   with pytest.raises(ValueError, match="prompts holds 'cow'"):
     _prompts(classes, 'cat,cow')
   for model in (words, classes):
-    with pytest.raises(ValueError, match='there is no prompt; give at least one'):
+    with pytest.raises(ValueError, match='prompts is empty; pass at least one'):
       inputs.images(groups.Images(prompt=()), model)
     for empty in ([], (), np.zeros(0, int)):
       with pytest.raises(ValueError, match='prompts is empty; pass at least one'):
@@ -146,7 +146,7 @@ def test_a_mesh_takes_the_first_devices(monkeypatch):
   monkeypatch.setattr(jax, 'devices', lambda: list('abcd'))
   monkeypatch.setattr(sharding, 'make_mesh', lambda *sizes, devices: (sizes, devices))
   assert inputs.mesh('1x2') == ((1, 2), ['a', 'b'])
-  with pytest.raises(ValueError, match="mesh is '2x4', which requires 8 devices, but there are 4"):
+  with pytest.raises(ValueError, match="mesh is '2x4'; it requires 8 devices, but there are 4"):
     inputs.mesh('2x4')
 
 

@@ -190,7 +190,7 @@ FLAGS = {
         ('--parts=draft={tmp}/pipe', 'draft is'), (f'--parts=draft={WORDS}', 'cannot be a path'),
         ('--parts=eagle', "parts holds 'eagle'"), ('--parts=verify=x', "parts holds 'verify=x'"),
         ('--mesh=0x1', 'both numbers must be at least 1'),
-        ('--mesh=9999x9999', 'which requires 99980001 devices'),
+        ('--mesh=9999x9999', 'it requires 99980001 devices'),
         ('--grid=4x4', "grid is (4, 4), but a 'llamagen' model"), ('--grid=x', "grid is 'x'"),
         ('--quantize=int4', 'one of int8'), ('--rows=2', 'no prefix'),
         ('--prefix={tmp}/pipe', 'it is not a file'), ('--stream={tmp}', 'is not a file'),
