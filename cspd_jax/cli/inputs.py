@@ -14,6 +14,7 @@ from absl import logging
 import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.cli import fields, groups
+from cspd_jax.core import fields as fields_lib
 from cspd_jax.files import paths
 from cspd_jax.generation import prompts as prompts_lib
 
@@ -81,7 +82,7 @@ def pair(name: str, text: str | None, between: str = 'x') -> tuple[int, int] | N
   if text is None:
     return None
   match = re.fullmatch(rf'(\d{{1,6}}){between}(\d{{1,6}})', text)
-  if not match:
+  if match is None:
     raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2{between}4.')
   return int(match[1]), int(match[2])
 
@@ -121,9 +122,8 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4
   if count is None:
     num_seeds = len(group.seed) if isinstance(group.seed, tuple) else 0
     count = max(len(prompts) if specified else 0, num_seeds) or default
-  if specified and count < len(prompts):
-    raise ValueError(f'num_images is {count}, but there are {len(prompts)} prompts; it must be at '
-                     'least as many.')
+  fields_lib.require(not specified or count >= len(prompts), 'num_images', count,
+                     f'at least {len(prompts)}, the number of prompts')
   prompts_lib.seeds(group.seed, count)  # Checks them.
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
 

@@ -35,7 +35,7 @@ import jax
 from absl import flags, logging
 
 from cspd_jax.cli import compiled, exits, fields, imports
-from cspd_jax.core import guesses, naming
+from cspd_jax.core import fields as fields_lib, guesses, naming
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.files import paths
 from cspd_jax.version import __version__
@@ -327,9 +327,8 @@ def _listed(group: Any) -> list[str]:
 
 def named(configs: Mapping[str, Value], name: str) -> Value:
   """Returns the configuration of a name, or raises ValueError; for `get_config(name)` of a file."""
-  if name not in configs:
-    raise ValueError(f'the name is {name!r}; it must be one of {", ".join(configs)}; write '
-                     '--config=FILE:NAME.')
+  fields_lib.require(name in configs, 'the name', name,
+                     f'one of {", ".join(configs)}; write --config=FILE:NAME')
   return configs[name]
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cspd_jax.core import fields
 from cspd_jax.plots import canvas
 
 # A colour-blind safe palette (Okabe and Ito), with a marker for each colour.
@@ -38,8 +39,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
   `panels` are rows of one length; the panels of a column share their y axis, all panels the x axis.
   Raises ValueError if the path has another ending, or there are more curves than colours.
   """
-  if not str(path).endswith(('.png', '.svg')):
-    raise ValueError(f'path is {str(path)!r}; it must end in .png or .svg.')
+  fields.require(str(path).endswith(('.png', '.svg')), 'path', str(path), 'a .png or .svg file')
   assert panels and panels[0] and {len(row) for row in panels} == {len(panels[0])}, 'one length'
   styles = _styles([panel for row in panels for panel in row])
   # Names are long: the width of a single panel fits one name per line of the legend.
