@@ -24,9 +24,12 @@ def run(modules: Sequence[str]) -> None:
 
 def _import(module: str) -> None:
   file = paths.find('--import', module) if module.endswith('.py') else None
-  if file is not None and not file.is_file():
-    raise ValueError(f'--import={module}: no such file; {_near(file.parent)}')
   folder, name = (pathlib.Path.cwd(), module) if file is None else (file.parent, file.stem)
+  missing = f'--import={module}: no such file; {_near(folder)}' if file is not None else (
+      f'--import={module}: no module has this name, neither installed nor in {folder}; '
+      f'{_near(folder)}')
+  if file is not None and not file.is_file():
+    raise ValueError(missing)
   if not all(part.isidentifier() for part in name.split('.')):
     raise ValueError(f'--import={module}: a module has a name such as beach or package.beach, and '
                      'its file a path that ends in .py; rename the file, or give another.')
@@ -36,14 +39,12 @@ def _import(module: str) -> None:
   try:
     found = importlib.import_module(name)
   except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
-    if isinstance(error, ModuleNotFoundError) and f'{name}.'.startswith(f'{error.name}.'):
-      raise ValueError(f'--import={module}: no module has this name, neither installed nor in '
-                       f'{folder}; {_near(folder)}') from error
-    raise ValueError(f'--import={module} cannot be imported: {type(error).__name__}: '
-                     f'{error}.') from error
-  if getattr(found, '__file__', None) is None:
-    raise ValueError(f'--import={module}: that is a folder without __init__.py, which registers '
-                     f'nothing; {_near(folder)}')
+    is_missing = isinstance(error, ModuleNotFoundError) and (
+        f'{name}.'.startswith(f'{error.name}.'))
+    raise ValueError(missing if is_missing else f'--import={module} cannot be imported: '
+                     f'{type(error).__name__}: {error}.') from error
+  if getattr(found, '__file__', None) is None:  # A folder without __init__.py.
+    raise ValueError(missing)
   if file is not None and not file.samefile(str(found.__file__)):
     raise ValueError(f'--import={module}: another module, {found.__file__}, has the name {name}; '
                      'rename the file.')

@@ -14,6 +14,7 @@ from absl import logging
 import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.cli import fields, groups
+from cspd_jax.core import fields as fields_lib
 from cspd_jax.files import paths
 from cspd_jax.generation import prompts as prompts_lib
 from cspd_jax.generation.cascade import Cascade
@@ -82,7 +83,7 @@ def pair(name: str, text: str | None, between: str = 'x') -> tuple[int, int] | N
   if text is None:
     return None
   match = re.fullmatch(rf'(\d{{1,6}}){between}(\d{{1,6}})', text)
-  if not match:
+  if match is None:
     raise ValueError(f'{name} is {text!r}; it must be two numbers, such as 2{between}4.')
   return int(match[1]), int(match[2])
 
@@ -95,15 +96,14 @@ def mesh(text: str | None, one_group: str | None = None) -> Any:
   sizes = pair('mesh', text)
   if sizes is None:
     return None
-  if 0 in sizes:
-    raise ValueError(f'mesh is {text!r}; both numbers must be at least 1.')
-  if sizes[0] != 1 and one_group is not None:
-    raise ValueError(f'mesh is {text!r}; its first number must be 1, because {one_group}.')
   devices, count = jax.devices(), math.prod(sizes)
-  if count > len(devices):
-    raise ValueError(f'mesh is {text!r}, which requires {count} devices, but there '
-                     f'{"is one" if len(devices) == 1 else f"are {len(devices)}"}; choose smaller '
-                     'numbers, or leave it out for one device.')
+  problem = ('both numbers must be at least 1' if 0 in sizes else
+             f'its first number must be 1, because {one_group}' if sizes[0] != 1 and one_group else
+             f'it requires {count} devices, but there '
+             f'{"is one" if len(devices) == 1 else f"are {len(devices)}"}: choose smaller numbers, '
+             'or leave it out for one device' if count > len(devices) else None)
+  if problem is not None:
+    raise ValueError(f'mesh is {text!r}; {problem}.')
   return sharding.make_mesh(*sizes, devices=devices[:count])
 
 
@@ -123,9 +123,8 @@ def images(group: groups.Images, of: cspd_jax.Model, default: int = 4
   if count is None:
     num_seeds = len(group.seed) if isinstance(group.seed, tuple) else 0
     count = max(len(prompts) if specified else 0, num_seeds) or default
-  if specified and count < len(prompts):
-    raise ValueError(f'num_images is {count}, but there are {len(prompts)} prompts; it must be at '
-                     'least as many.')
+  fields_lib.require(not specified or count >= len(prompts), 'num_images', count,
+                     f'at least {len(prompts)}, the number of prompts')
   prompts_lib.seeds(group.seed, count)  # Checks them.
   return (prompts * math.ceil(count / len(prompts)))[:count], group.seed
 
@@ -150,8 +149,6 @@ def _prompts(group: groups.Images, of: cspd_jax.Model) -> list[Any]:
     if not prompts:
       raise ValueError(f'prompt is none, and model {of.name!r} has no prompts of its own; pass '
                        "--prompt='...', or --prompts=FILE.")
-  if not prompts:
-    raise ValueError('there is no prompt; give at least one.')
   _reader(of).condition(prompts)
   return prompts
 

@@ -35,29 +35,14 @@ import jax
 from absl import flags, logging
 
 from cspd_jax.cli import compiled, exits, fields, imports
-from cspd_jax.continuous import specification as continuous
-from cspd_jax.core import guesses, naming
+from cspd_jax.core import fields as fields_lib, guesses, naming
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import paths
 from cspd_jax.version import __version__
 
 Value = TypeVar('Value')
 
 _PREFIX = 'config.'
-# What other programs and packages call flags.
-_ALIASES = {
-    **guesses.ALIASES,
-    **dict.fromkeys(('workdir', 'out', 'export'), ('output',)), 'output': ('workdir',),
-    'input': ('source', 'images'), **dict.fromkeys(('checkpoint', 'ckpt'), ('source', 'model')),
-    'target': ('model',), **dict.fromkeys(('n', 'num_samples'), ('num_images',)),
-    'repeats': ('budget', 'minutes'), 'best': ('minutes',),
-    **dict.fromkeys(('process_index', 'process_count'), ('process',)),
-    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'local', 'corrector',
-                     'text', 't5'), ('parts',)),
-    # Another command that does what a flag would.
-    'npz': 'cspd-evaluate --layout=adm writes images as one array',
-    'evaluator': 'cspd-evaluate --evaluator computes the features of images'}
 _TRUST = 'a Python file, which is run, so use only one that you trust.'
 # A configuration file, and the name of one of its configurations.
 _NAMED = re.compile(r'(.*?)(?::(\w*))?', re.DOTALL)
@@ -78,7 +63,7 @@ class Command:
     """Runs a command line that begins with the name of the command; None means the process's."""
     words = list(sys.argv if argv is None else argv)[1:]
     logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-    with _log():
+    with _log(self._main):
       return exits.code_of(
           lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
 
@@ -130,15 +115,15 @@ class Command:
     values, fields_by_flag = self._flag_values(groups)
     try:
       rest = values(['command', *words])[1:]
-    except flags.UnrecognizedFlagError as error:
-      raise ValueError(f'{_unknown(error.flagname, groups)} See --help.') from error
-    except flags.IllegalFlagValueError as error:  # Only flags of bools have illegal texts.
-      flag = str(error).partition(': ')[0].removeprefix('flag ')
-      raise ValueError(f'{flag}: it must be true or false. See --help.') from error
+      if rest:
+        raise flags.Error(f'{rest[0]!r} is not a flag.')
     except flags.Error as error:
-      raise ValueError(f'{error} See --help.') from error
-    if rest:
-      raise ValueError(f'{rest[0]!r} is not a flag; see --help.')
+      text = str(error)
+      if isinstance(error, flags.UnrecognizedFlagError):
+        text = _unknown(error.flagname, groups)
+      elif isinstance(error, flags.IllegalFlagValueError):  # Only flags of bools have such texts.
+        text = f'{text.partition(": ")[0].removeprefix("flag ")}: it must be true or false.'
+      raise ValueError(f'{text} See --help.') from error
     texts: list[dict[str, list[str]]] = [{} for _ in groups]
     for name, (number, field) in fields_by_flag.items():
       if values[name].present:
@@ -215,22 +200,24 @@ class Command:
 
 
 class _Handler(std_logging.Handler):
-  """Writes log lines to stderr: those of this project, and of other packages only warnings."""
+  """Writes log lines to stderr: all of this package and its program, of others only warnings."""
 
-  _OWN = ('cspd_jax', 'checkpoints_conversion', 'configs', 'experiments')
-  _ROOT = pathlib.Path(__file__).parents[2]
+  def __init__(self, main: Callable):
+    super().__init__()
+    program = getattr(inspect.getmodule(main), '__file__', None) or __file__
+    self._own = pathlib.Path(__file__).parents[1], pathlib.Path(program).parent
 
   def emit(self, record: std_logging.LogRecord) -> None:
-    own = any(pathlib.Path(record.pathname).is_relative_to(self._ROOT / name) for name in self._OWN)
+    own = any(map(pathlib.Path(record.pathname).is_relative_to, self._own))
     if own or record.levelno >= std_logging.WARNING:
       print(record.getMessage(), file=sys.stderr)
 
 
 @contextlib.contextmanager
-def _log() -> Iterator[None]:
+def _log(main: Callable) -> Iterator[None]:
   """Shows log lines on stderr, in place of what other packages have set up when imported."""
   root = std_logging.getLogger()
-  others, root.handlers = root.handlers, [_Handler()]
+  others, root.handlers = root.handlers, [_Handler(main)]
   try:
     yield
   finally:
@@ -280,26 +267,21 @@ def _with_environment(config: Any, prefix: str, flagged: Collection[str]) -> Any
                                   if name not in flagged}, variables.__getitem__)
 
 
-def _unknown(name: str, groups: Sequence[Any]) -> str:
+def _unknown(flag: str, groups: Sequence[Any]) -> str:
   """Says that a flag does not exist, and which may be meant."""
-  last = name.removeprefix(_PREFIX)
-  every = [(group, field) for group in groups for field in fields.every(group)]
-  if several := [field.name for _, field in every if field.name.endswith(f'.{last}')]:
-    options = ', '.join(f'--{option}' for option in several)
-    return f'--{last} may be any of {options}; say which.'
-  if members := [f'--{fields.short_name(*entry)}' for entry in every
-                 if entry[1].name.startswith(f'{last}.')]:
-    return f'--{last} is a group of fields; set one of: {", ".join(members)}.'
-  supported = list(dict.fromkeys(fields.short_name(*entry) for entry in every))
-  if isinstance(meant := _ALIASES.get(last), str):
-    return f'--{name} is not a flag; {_as_flags(meant, groups)}.'
-  tables = discrete.DECODERS, discrete.DRAFTERS, discrete.VERIFIERS, continuous.DECODERS
-  if 'decoder' in supported and any(
-      last in entry.parameters for table in tables for entry in table.values()):
-    return f"--{name} is a parameter of decoders; write --decoder='NAME({last}=VALUE)'."
-  near = naming.nearest(last, supported, _ALIASES)
-  return f'--{name} is not a flag; ' + (
-      f'did you mean --{near}?' if near else f'flags are: {", ".join(supported)}.')
+  name = flag.removeprefix(_PREFIX)
+  known = {field.name: fields.short_name(group, field) for group in groups
+           for field in fields.every(group)}
+  if several := [f'--{field}' for field in known if field.endswith(f'.{name}')]:
+    return f'--{name} may be any of {", ".join(several)}; say which.'
+  if members := [f'--{short}' for field, short in known.items() if field.startswith(f'{name}.')]:
+    return f'--{name} is a group of fields; set one of: {", ".join(members)}.'
+  supported = list(dict.fromkeys(known.values()))
+  otherwise = f'; flags are: {", ".join(supported)}.'
+  if 'decoder' in supported:
+    otherwise = f"; for a parameter of a decoder, write --decoder='NAME({name}=VALUE)'{otherwise}"
+  return f'--{flag} is not a flag' + _as_flags(
+      naming.suggestion(name, supported, guesses.FLAGS, '--{}', otherwise), groups)
 
 
 def _as_flags(message: str, arguments: Sequence[Any]) -> str:
@@ -345,38 +327,15 @@ def _listed(group: Any) -> list[str]:
 
 def named(configs: Mapping[str, Value], name: str) -> Value:
   """Returns the configuration of a name, or raises ValueError; for `get_config(name)` of a file."""
-  if name not in configs:
-    raise ValueError(f'the name is {name!r}; it must be one of {", ".join(configs)}; write '
-                     '--config=FILE:NAME.')
+  fields_lib.require(name in configs, 'the name', name,
+                     f'one of {", ".join(configs)}; write --config=FILE:NAME')
   return configs[name]
 
 
 def load(config: str) -> Any:
   """Runs a configuration file, or `FILE:NAME`; returns what `get_config` does, or ValueError."""
   path, name = _NAMED.fullmatch(config).groups()  # type: ignore[union-attr]  # Matches all texts.
-  get_config = _get_config(path)
-  names = () if name is None else (name,)
-  try:
-    inspect.signature(get_config).bind(*names)
-  except TypeError as error:
-    raise ValueError(f'--config={config}: get_config() ' + (
-        f'takes no name; write --config={path}.' if names else
-        f'requires a name; write --config={path}:NAME.')) from error
-  try:
-    result = get_config(*names)
-  except ValueError as error:
-    raise ValueError(f'--config={config}: {str(error).rstrip(".")}.') from error
-  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
-    raise _failure(config, error) from error
-  if not dataclasses.is_dataclass(result) or isinstance(result, type):
-    raise ValueError(f'--config={config}: get_config() returned a {type(result).__name__}; '
-                     'it must return an instance of a dataclass.')
-  return result
-
-
-def _get_config(path: str) -> Callable:
-  """The function `get_config` of a file, which is run."""
-  file = paths.find('--config', path)
+  file, names = paths.find('--config', path), () if name is None else (name,)
   if not file.is_file():
     near = sorted(str(p) for p in file.parent.glob('*.py') if p.name != '__init__.py')
     raise ValueError(f'--config={path}: no such file. ' + (
@@ -385,15 +344,24 @@ def _get_config(path: str) -> Callable:
   module = types.ModuleType(f'config_{file.stem}')
   module.__file__ = str(file)
   sys.modules[module.__name__] = module  # Where the types of the fields are looked up.
+  problem, result = 'there is no function get_config(), which returns a dataclass; add it', None
   try:
     exec(compile(file.read_bytes(), file, 'exec'), vars(module))
-  except (Exception, SystemExit) as error:
-    raise _failure(path, error) from error
-  if not callable(get_config := getattr(module, 'get_config', None)):
-    raise ValueError(f'--config={path} has no function get_config(), which returns a dataclass; '
-                     'add one, or choose another file.')
-  return get_config
-
-
-def _failure(config: str, error: BaseException) -> ValueError:
-  return ValueError(f'--config={config} cannot be run: {type(error).__name__}: {error}.')
+    if callable(get_config := getattr(module, 'get_config', None)):
+      try:
+        inspect.signature(get_config).bind(*names)
+      except TypeError:
+        problem = (f'get_config() takes no name; write --config={path}' if names else
+                   f'get_config() requires a name; write --config={path}:NAME')
+      else:
+        result = get_config(*names)
+        problem = (f'get_config() returned a {type(result).__name__}; it must return an '
+                   'instance of a dataclass')
+  except ValueError as error:
+    raise ValueError(f'--config={config}: {str(error).rstrip(".")}.') from error
+  except (Exception, SystemExit) as error:  # It is any Python, and may fail in any way.
+    raise ValueError(f'--config={config} cannot be run: {type(error).__name__}: {error}.'
+                     ) from error
+  if not dataclasses.is_dataclass(result) or isinstance(result, type):
+    raise ValueError(f'--config={config}: {problem}.')
+  return result

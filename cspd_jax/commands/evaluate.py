@@ -93,15 +93,14 @@ def _compared(config: Config) -> tuple[evaluation.InceptionEvaluator | None, dic
       raise ValueError(f'evaluator is {config.evaluator!r}, and reference is None; give both, or '
                        'leave evaluator out.')
     return None, {}
-  if config.reference is None:
-    raise ValueError('reference is None; it must be a folder of images or an .npz file.')
+  fields.require(config.reference is not None, 'reference', config.reference,
+                 'a folder of images or an .npz file')
   places = dict(images=config.images, reference=config.reference)
   network = evaluation.load(config.inception, config.evaluator or 'adm')
   sources = {name: evaluation.opened(name, str(path), network, config.batch_size)
              for name, path in places.items()}
-  if sources['images'].images is None and sources['images'].features is None:
-    raise ValueError(f'images is {config.images!r}, which holds statistics only; it must be a '
-                     'folder of images or an .npz file of images.')
+  fields.require(sources['images'].images is not None or sources['images'].features is not None,
+                 'images', config.images, 'images, or a folder of them: this holds statistics only')
   evaluation.check_counts(sources['images'], sources['reference'], network)
   for name, source in sources.items():
     if names := source.left_out:
@@ -152,9 +151,8 @@ def _arrange(config: Config) -> None:
 
 @cli.command(Config, kept='finished parts are kept')
 def main(config: Config) -> None:
-  if config.images is None:
-    raise ValueError('images is None; it must be a folder of images, such as one of cspd-generate, '
-                     'or an .npz file of images.')
+  fields.require(config.images is not None, 'images', config.images, 'a folder of images, such as '
+                 'one of cspd-generate, or an .npz file of images')
   if config.layout is not None:
     _arrange(config)
     return

@@ -132,9 +132,7 @@ def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
         'which such networks learn; give its Model a families.Teacher, or train --kind=neighbours.')
   if kind == 'neighbours':
     return NeighboursRecipe(neighbours.sizes(model), target=name)
-  if kind not in (trained := family.trained(model.config)):
-    raise ValueError(f'kind is {kind!r}; for model {name!r} it must be one of '
-                     f'{", ".join(trained)}.')
+  fields.check_choice('kind', kind, family.trained(model.config))
   sizes = family.published.networks(model.config)
   if kind not in ('local', 'corrector'):
     return DrafterRecipe(drafter=sizes[kind][1], train=DrafterTrainConfig(), target=name)

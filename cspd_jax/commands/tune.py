@@ -13,7 +13,6 @@ says otherwise. Writes all figures to --output (rows.csv, report.json); if stopp
 """
 
 import dataclasses
-import functools
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -104,8 +103,8 @@ class Plan(NamedTuple):
 
   bench: Bench
   lines: list[list[str]]  # Each of ascending tokens per round.
-  further: dict[str, list[str]]  # By candidate, those that differ from it in passes.
-  standing: dict[int, str]  # The model's default decoders by batch size that can be chosen.
+  variants: dict[str, list[str]]  # By candidate, those that differ from it in passes.
+  current: dict[int, str]  # The model's default decoders by batch size that can be chosen.
   left_out: dict[str, str]  # Reasons by candidate.
   place: folder_lib.Place | None  # Where the choice is stored; None to store nothing.
 
@@ -139,33 +138,33 @@ def _place(config: Config) -> folder_lib.Place | None:
 
 def _candidates(config: Config, bench: Bench) -> Plan:
   """The candidates that can run and may be chosen; raises ValueError without any."""
-  model, names, further = bench.model, config.decoder, {}
+  model, names = bench.model, config.decoder
+  weakest = Guarantee(config.guarantee)
   if names is None:
-    is_seeded = Guarantee(config.guarantee).satisfies(Guarantee.UP_TO_ROUNDING)
-    names = SEED_EXACT if is_seeded else DECODERS
-  lines: list[list[str]] = []
+    names = SEED_EXACT if weakest.satisfies(Guarantee.UP_TO_ROUNDING) else DECODERS
+  lines, variants = [], {}
   for name in names:
-    lines.append([])
+    line = []
     for window in sorted(config.window):
       first, *others = (_sized(model, name, window, passes) for passes in _PASSES)
-      lines[-1].append(first)
-      further[first] = [other for other in dict.fromkeys(others) if other != first]
-  standing, left_out = _standing(model, config.batch_size)
-  lines += [[text] for text in (*standing.values(), bench.baseline)]
-  kept: dict[str, None] = {}
-  for number, line in enumerate(lines):
-    able, refused = measurements.able(bench, line)
-    guarantees = {text: model.engine.guarantee(bench.check(text)) for text in able}
+      line.append(first)
+      variants[first] = [other for other in dict.fromkeys(others) if other != first]
+    lines.append(line)
+  current, left_out = _current(model, config.batch_size)
+  kept: list[list[str]] = []
+  for line in [*lines, *([text] for text in (*current.values(), bench.baseline))]:
+    runnable, refused = measurements.able(bench, line)
+    guarantees = {text: model.engine.guarantee(bench.check(text)) for text in runnable}
     weak = {text: f'it is {guarantee}, and guarantee is {config.guarantee}'
-            for text, guarantee in guarantees.items()
-            if not guarantee.satisfies(Guarantee(config.guarantee))}
+            for text, guarantee in guarantees.items() if not guarantee.satisfies(weakest)}
     left_out |= refused | weak
-    lines[number] = [text for text in able if text not in weak and text not in kept]
-    kept |= dict.fromkeys(lines[number])
-  if not any(lines[:len(names)]):  # The current default and the baseline alone are no choice.
+    before = {text for earlier in kept for text in earlier}
+    kept.append([text for text in runnable if text not in weak and text not in before])
+  if not any(kept[:len(names)]):  # The current default and the baseline alone are no choice.
     raise ValueError('nothing can run; ' + '; '.join(f'{k}: {v}' for k, v in left_out.items()))
-  return Plan(bench, [line for line in lines if line], further,
-              {size: text for size, text in standing.items() if text in kept}, left_out, None)
+  candidates = {text for line in kept for text in line}
+  return Plan(bench, [line for line in kept if line], variants,
+              {size: text for size, text in current.items() if text in candidates}, left_out, None)
 
 
 def _sized(model: cspd_jax.Model, name: str, window: int, iterations: int) -> str:
@@ -175,7 +174,7 @@ def _sized(model: cspd_jax.Model, name: str, window: int, iterations: int) -> st
   return str(model.engine.complete(spec, window=window, length=max(window - 1, 1)))
 
 
-def _standing(model: cspd_jax.Model, batch_sizes: Sequence[int]
+def _current(model: cspd_jax.Model, batch_sizes: Sequence[int]
               ) -> tuple[dict[int, str], dict[str, str]]:
   """Default decoders by batch size, without those that are not registered any more."""
   try:
@@ -193,49 +192,64 @@ def _settings(config: Config, plan: Plan) -> dict[str, Any]:
       prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.device.device_kind)
 
 
-def tune(plan: Plan, config: Config, report: Report) -> tuple[list[dict[str, Any]], dict[str, str]]:
-  """Returns a row per candidate and batch size, the fastest first, and why others are left out."""
-  bench, sizes = plan.bench, sorted(set(config.batch_size))
-  until = time.perf_counter() + 60 * config.minutes / 2  # The rest is for measurements.
-  runs: dict[str, tuning.TimedRun] = {}
-  pace = tuning.pace(bench, sizes[0])
-  # All times are relative to the pace of the first run.
-  pace = pace._replace(seconds=report.measured('pace', 'seconds', lambda: pace.seconds))
-  growth = lambda tokens: report.measured('growth', str(tokens), lambda: tuning.growth(
-      bench, tokens, sizes, _REPEATS))
-  prefill = lambda size: report.measured('prefill', str(size), lambda: tuning.prefill(
-      bench, size, pace, _REPEATS))
+class _Timings:
+  """What is measured of candidates, relative to the pace of the first run; a report keeps it."""
 
-  def predict(text: str, size: int) -> tuning.PredictedSpeed:
-    count = tuning.queue_length(bench, text, size)
-    return tuning.predict(runs[text], size, growth(runs[text].tokens)[str(size)], count,
-                          prefill(size) if count else 0.0)
+  def __init__(self, bench: Bench, sizes: Sequence[int], report: Report):
+    pace = tuning.pace(bench, sizes[0])
+    self._pace = pace._replace(seconds=report.measured('pace', 'seconds', lambda: pace.seconds))
+    self._bench, self._sizes, self._report = bench, sizes, report
+    self.runs: dict[str, tuning.TimedRun] = {}
 
-  def seconds(text: str) -> Mapping[int, float] | None:
-    if runs and time.perf_counter() > until and text not in report.names(_RUNS):
-      return None
-    measured = report.measured(_RUNS, text, lambda: tuning.short_run(
-        bench, text, sizes[0], pace)._asdict())
-    run = runs[text] = tuning.TimedRun(**measured)._replace(rounds=np.asarray(measured['rounds']))
-    predicted = {size: predict(text, size).seconds for size in sizes}
+  def run(self, text: str) -> Mapping[int, float]:
+    """Runs a candidate for a short time; returns its predicted seconds per image by batch size."""
+    measured = self._report.measured(_RUNS, text, lambda: tuning.short_run(
+        self._bench, text, self._sizes[0], self._pace)._asdict())
+    run = tuning.TimedRun(**measured)._replace(rounds=np.asarray(measured['rounds']))
+    self.runs[text] = run
+    predicted = {size: self.predict(text, size).seconds for size in self._sizes}
     print(f'{text}: {run.accepted:.2f} tokens per round; seconds per image '
           + ', '.join(f'{value:.4f} ({size} at once)' for size, value in predicted.items()),
           flush=True)
     return predicted
 
-  searched = tuning.search(plan.lines, lambda text: plan.further.get(text, []), seconds)
+  def predict(self, text: str, size: int) -> tuning.PredictedSpeed:
+    """Predicts the speed of a candidate that has run, for a batch size."""
+    bench, report, run = self._bench, self._report, self.runs[text]
+    growth = report.measured('growth', str(run.tokens), lambda: tuning.growth(
+        bench, run.tokens, self._sizes, _REPEATS))
+    count = tuning.queue_length(bench, text, size)
+    prefill = report.measured('prefill', str(size), lambda: tuning.prefill(
+        bench, size, self._pace, _REPEATS)) if count else 0.0
+    return tuning.predict(run, size, growth[str(size)], count, prefill)
+
+  def measure(self, texts: Sequence[str], size: int) -> Mapping[str, float]:
+    """Measures the seconds per image of candidates with a batch size."""
+    return self._report.measured('measured', f'{size}: {", ".join(texts)}', lambda: tuning.measure(
+        self._bench, list(texts), size, _REPEATS))
+
+
+def tune(plan: Plan, config: Config, report: Report) -> tuple[list[dict[str, Any]], dict[str, str]]:
+  """Returns a row per candidate and batch size, the fastest first, and why others are left out."""
+  bench, sizes = plan.bench, sorted(set(config.batch_size))
+  until = time.perf_counter() + 60 * config.minutes / 2  # The rest is for measurements.
+  timings = _Timings(bench, sizes, report)
+
+  def seconds(text: str) -> Mapping[int, float] | None:
+    is_late = timings.runs and time.perf_counter() > until
+    return None if is_late and text not in report.names(_RUNS) else timings.run(text)
+
+  searched = tuning.search(plan.lines, lambda text: plan.variants.get(text, []), seconds)
   rows = []
   for size in sizes:
     ranked = tuning.ranked(searched.seconds, size)
-    few = dict.fromkeys(ranked[:_BEST])
     # The current default must be beaten, and the baseline is the reference of speed-ups.
-    few |= dict.fromkeys(text for text in (plan.standing.get(size), bench.baseline)
-                         if text in searched.seconds)
-    measured = report.measured('measured', f'{size}: {", ".join(few)}', functools.partial(
-        tuning.measure, bench, list(few), size, _REPEATS))
+    few = dict.fromkeys([*ranked[:_BEST], *(
+        text for text in (plan.current.get(size), bench.baseline) if text in searched.seconds)])
+    measured = timings.measure([*few], size)
     chosen = min(measured, key=lambda text: measured[text])
-    rows += [_row(bench, runs[text], size, predict(text, size), measured, text == chosen)
-             for text in ranked]
+    rows += [_row(bench, timings.runs[text], size, timings.predict(text, size), measured,
+                  text == chosen) for text in ranked]
   return rows, plan.left_out | searched.left_out
 
 
@@ -244,7 +258,7 @@ def _num_programs(plan: Plan, config: Config) -> int:
   bench, sizes = plan.bench, set(config.batch_size)
   candidates = {text for line in plan.lines for text in line}
   # Variants are tried of one candidate per line and batch size.
-  variants = sum(len(sizes) * max(len(plan.further.get(text, ())) for text in line)
+  variants = sum(len(sizes) * max(len(plan.variants.get(text, ())) for text in line)
                  for line in plan.lines)
   lengths = {tuning.tokens(bench, text) for text in candidates}
   passes = len(lengths) * len(sizes) if len(sizes) > 1 else 0

@@ -1,7 +1,7 @@
 """What users of other programs and packages type, and what it is here.
 
 A name stands for names here, of which the first supported one counts, or for the text of what to do
-in its place. `naming.suggestion` reads both.
+in its place. `naming.suggestion` reads both. `ALIASES` are for Python, `FLAGS` for command lines.
 """
 
 from cspd_jax.core import naming
@@ -63,3 +63,15 @@ ALIASES: naming.Aliases = {
     'from_pretrained': 'call cspd_jax.load(FOLDER)',
     # Families of cspd-convert.
     'chameleon': ('anole',)}
+FLAGS: naming.Aliases = {
+    **ALIASES,
+    **dict.fromkeys(('workdir', 'out', 'export'), ('output',)), 'output': ('workdir',),
+    'input': ('source', 'images'), **dict.fromkeys(('checkpoint', 'ckpt'), ('source', 'model')),
+    'target': ('model',), **dict.fromkeys(('n', 'num_samples'), ('num_images',)),
+    'repeats': ('budget', 'minutes'), 'best': ('minutes',),
+    **dict.fromkeys(('process_index', 'process_count'), ('process',)),
+    **dict.fromkeys(('tokenizer', 'draft', 'eagle', 'medusa', 'neighbours', 'local', 'corrector',
+                     'text', 't5'), ('parts',)),
+    # Another command that does what a flag would.
+    'npz': 'cspd-evaluate --layout=adm writes images as one array',
+    'evaluator': 'cspd-evaluate --evaluator computes the features of images'}

@@ -37,16 +37,17 @@ def nearest(name: str, supported: Collection[str], aliases: Aliases = MappingPro
 def question(name: str, supported: Collection[str], otherwise: str,
              aliases: Aliases = MappingProxyType({})) -> str:
   """Returns a question about the supported name that may be meant, then `otherwise`, the names."""
-  if isinstance(meant := aliases.get(name), str):
-    return f'{meant}. Otherwise {otherwise}'
-  near = nearest(name, supported, aliases)
-  return otherwise if near is None else f'did you mean {near}? Otherwise {otherwise}'
+  meant = suggestion(name, supported, aliases).removeprefix('; ')
+  return otherwise if meant == '.' else f'{meant} Otherwise {otherwise}'
 
 
-def suggestion(name: str, supported: Collection[str], aliases: Aliases = MappingProxyType({})
-               ) -> str:
-  """Returns a question or advice to append to an error message, or '.' if no name is near."""
+def suggestion(name: str, supported: Collection[str], aliases: Aliases = MappingProxyType({}),
+               form: str = '{}', otherwise: str = '.') -> str:
+  """Returns the end of an error message: a question, advice, or `otherwise` if no name is near.
+
+  The name that is asked for has a `form`, such as '--{}' for flags.
+  """
   if isinstance(meant := aliases.get(name), str):
     return f'; {meant}.'
   near = nearest(name, supported, aliases)
-  return '.' if near is None else f'; did you mean {near}?'
+  return otherwise if near is None else f'; did you mean {form.format(near)}?'

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
+
 _IMPLEMENTATION = 'threefry2x32'
 # Threefry's rotations of the second word, in turn, and the number that completes its key.
 _ROTATIONS, _PARITY = ((13, 15, 26, 6), (17, 29, 16, 24)), 0x1BD11BDA
@@ -57,9 +59,9 @@ def stage_keys(keys: jax.Array, stage: int) -> jax.Array:
 def checked_seeds(seeds: Any) -> np.ndarray:
   """Converts whole numbers to uint32; raises ValueError for others and where bits would be lost."""
   values = np.asarray(seeds)
-  if not np.issubdtype(values.dtype, np.integer) or np.any(values < 0) or np.any(values >= 2**32):
-    raise ValueError(
-        f'seed is {seeds!r:.80}; it must be a whole number from 0 to {2**32 - 1}, or several.')
+  is_whole = np.issubdtype(values.dtype, np.integer)
+  fields.require(is_whole and not np.any(values < 0) and not np.any(values >= 2**32), 'seed', seeds,
+                 f'a whole number from 0 to {2**32 - 1}, or several')
   return values.astype(np.uint32)
 
 

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.files import reading, store
 from cspd_jax.generation.parts import Conditions
 
@@ -33,9 +34,9 @@ def listed(prompts: Any) -> Any:
   if isinstance(prompts, collections.abc.Set):
     raise ValueError(f'prompts is a {type(prompts).__name__}, which has no order, and an image '
                      'depends on the number of its prompt; pass a list.')
-  if isinstance(prompts, (float, np.floating, bytes, collections.abc.Iterator)):
-    raise ValueError(f'prompts is {prompts!r:.80}; it must be a prompt, a list of them, or a '
-                     'pathlib.Path to a file of them.')
+  fields.require(
+      not isinstance(prompts, (float, np.floating, bytes, collections.abc.Iterator)), 'prompts',
+      prompts, 'a prompt, a list of them, or a pathlib.Path to a file of them')
   if isinstance(prompts, os.PathLike):
     return of_file(prompts)
   if isinstance(prompts, (str, int, np.integer)):
@@ -74,13 +75,13 @@ def of_file(path: str | os.PathLike) -> list[str]:
   path = pathlib.Path(path)
   if path.suffix.lower() in _JSON_LINES:
     return [prompt for _, prompt in json_lines(path, _FILE)]
-  if path.suffix.lower() in _DATA:
-    raise ValueError(f'prompts is {str(path)!r}, a file of data; {_FILE}.')
-  lines = [line for line in map(str.strip, _lines(path, _FILE)) if line]
+  is_data = path.suffix.lower() in _DATA
+  lines = [] if is_data else [line for line in map(str.strip, _lines(path, _FILE)) if line]
+  if is_data or lines and (isinstance(_data('\n'.join(lines)), (dict, list))
+                           or isinstance(_data(lines[0]), dict)):
+    raise ValueError(f'prompts is {str(path)!r}, a file of data, such as JSON or a table; {_FILE}.')
   if not lines:
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; write one per line.')
-  if isinstance(_data('\n'.join(lines)), (dict, list)) or isinstance(_data(lines[0]), dict):
-    raise ValueError(f'prompts is {str(path)!r}, which holds JSON; {_FILE}.')
   return lines
 
 
@@ -93,18 +94,17 @@ def json_lines(path: pathlib.Path, remedy: str) -> list[tuple[str, str]]:
   for number, line in enumerate(_lines(path, remedy), 1):
     if not line.strip():
       continue
+    value, why = None, ''
     try:
       value = reading.parsed(line)
-    except json.JSONDecodeError:
-      value = None
     except ValueError as error:
-      raise ValueError(f'prompts is {str(path)!r}, whose line {number} is no JSON object that can '
-                       f'be read ({error}); {remedy}.') from error
+      why = '' if isinstance(error, json.JSONDecodeError) else f' ({error})'
+    if isinstance(value, dict):
+      why = f', but has {", ".join(map(repr, value))}'
     prompt = value.get('prompt') if isinstance(value, dict) else None
     if not isinstance(prompt, str):
-      keys = f', but has {", ".join(map(repr, value))}' if isinstance(value, dict) else ''
       raise ValueError(f'prompts is {str(path)!r}, whose line {number} is no JSON object with a '
-                       f'text \'prompt\'{keys:.200}; {remedy}.')
+                       f"text 'prompt'{why:.200}; {remedy}.")
     result.append((line.rstrip('\n'), prompt))
   if not result:
     raise ValueError(f'prompts is {str(path)!r}, a file without prompts; {remedy}.')

@@ -43,10 +43,9 @@ def prepared(image: np.ndarray, size: int) -> np.ndarray:
   """Resizes, crops and scales an image `[H, W, 3]` uint8 as CLIP's published preprocessing.
 
   The shorter side is resized by Pillow's bicubic filter, then the centre is cropped:
-  `[size, size, 3]` float32. Another shape or dtype raises ValueError.
+  `[size, size, 3]` float32.
   """
-  if image.ndim != 3 or image.shape[-1] != 3 or image.dtype != np.uint8:
-    raise ValueError(f'image is {image.dtype}{list(image.shape)}; it must be uint8 [H, W, 3].')
+  assert image.ndim == 3 and image.dtype == np.uint8, 'uint8 [H, W, 3]'
   height, width = (size * side // min(image.shape[:2]) for side in image.shape[:2])
   resized = Image.fromarray(image).resize((width, height), Image.Resampling.BICUBIC)
   top, left = (height - size) // 2, (width - size) // 2

@@ -35,14 +35,10 @@ def energy(first: np.ndarray, second: np.ndarray, *, exchanges: int = 9999, seed
   """Compares two sets of images or other arrays `[N, ...]`, where numbers `i` have one condition.
 
   The p-value is at least `1 / (exchanges + 1)`. All pairwise distances are held in memory: a few
-  thousand images are the limit. Sets of other shapes, of fewer than two images or with values that
-  are not finite raise ValueError.
+  thousand images are the limit. There are at least two, with finite values.
   """
-  if first.shape != second.shape or len(first) < 2:
-    raise ValueError(f'first has shape {first.shape} and second {second.shape}; both must be '
-                     '[N, ...], with at least two images.')
-  if not (np.isfinite(first).all() and np.isfinite(second).all()):
-    raise ValueError('first or second has values that are NaN or infinite; compare finite values.')
+  assert first.shape == second.shape and len(first) > 1, 'pairs'
+  assert np.isfinite(first).all() and np.isfinite(second).all(), 'finite values'
   count = len(first)
   x, y = (np.asarray(part, np.float64).reshape(count, -1) for part in (first, second))
   between = distances(x, y)

@@ -36,13 +36,11 @@ def inception_score(logits: np.ndarray, split: int | None) -> float:
   """Returns the inception score, the mean of `exp(mean KL(p(y | x), p(y)))` over splits.
 
   Logits are `[N, classes]`, without the bias. A split is this many images in their order, as in
-  ADM's evaluator; None shuffles the images with the seed 2020 and takes 10 splits, as
-  torch-fidelity does. Fewer than 10 images then raise ValueError.
+  ADM's evaluator; None shuffles the images, at least 10, with the seed 2020 and takes 10 splits, as
+  torch-fidelity does.
   """
   logits = np.asarray(logits, np.float64)
-  if split is None and len(logits) < SPLITS:
-    raise ValueError(f'logits are those of {len(logits)} images; torch-fidelity requires at least '
-                     f'{SPLITS}, one per split.')
+  assert split is not None or len(logits) >= SPLITS, 'an image per split'
   log_p = logits - logits.max(axis=1, keepdims=True)
   log_p = log_p - np.log(np.exp(log_p).sum(axis=1, keepdims=True))
   if split is None:
@@ -68,16 +66,10 @@ def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float,
   """Returns precision and recall of pool features `[N, F]` of samples and `[M, F]` of a reference.
 
   That is the share of samples within the manifold of the reference, and that of the reference
-  within the manifold of the samples. A manifold is the union of spheres around its points, each up
-  to its third neighbour. Fewer than 4 images, or different numbers of features, raise ValueError.
+  within the manifold of the samples. A manifold is the union of spheres around its points, at least
+  4, each up to its third neighbour.
   """
-  for name, points in (('samples', samples), ('reference', reference)):
-    if len(points) < LEAST_IMAGES:
-      raise ValueError(f'{name} has {len(points)} images; precision and recall require at least '
-                       f'{LEAST_IMAGES}.')
-  if samples.shape[1] != reference.shape[1]:
-    raise ValueError(f'samples has {samples.shape[1]} features and reference '
-                     f'{reference.shape[1]}; compute both with the same network.')
+  assert min(len(samples), len(reference)) >= LEAST_IMAGES, 'enough neighbours'
   # Around the origin, squared distances lose no digits to large norms.
   center = reference.mean(axis=0)
   samples, reference = samples - center, reference - center
@@ -141,11 +133,7 @@ def distance(a: FeatureMoments, b: FeatureMoments) -> float:
 
   `A B` has the eigenvalues of the symmetric `A^(1/2) B A^(1/2)`, and the trace of its square root
   is the sum of their square roots (Dowson and Landau, 1982; Heusel et al., arXiv 1706.08500).
-  Different numbers of features raise ValueError.
   """
-  if a.mean.shape != b.mean.shape:
-    raise ValueError(
-        f'a has {a.mean.size} features and b {b.mean.size}; compute both with the same network.')
   values, vectors = np.linalg.eigh(a.covariance)
   root = (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T  # Rounding may make them negative.
   common = np.linalg.eigvalsh(root @ b.covariance @ root)

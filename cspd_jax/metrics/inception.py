@@ -95,14 +95,10 @@ def _weights(size: int, half_pixel: bool) -> np.ndarray:
 
 def features(params: Params, config: InceptionConfig, images: jax.Array, evaluator: str
              ) -> Features:
-  """Returns features of images `[B, H, W, 3]` uint8, or of `resized`; others raise ValueError."""
-  if evaluator not in EVALUATORS:
-    raise ValueError(f'evaluator is {evaluator!r}; it must be one of: {", ".join(EVALUATORS)}.')
+  """Returns features of images `[B, H, W, 3]` uint8, or of `resized`."""
   if images.dtype == jnp.float32 and images.shape[1:] == (inception.SIDE, inception.SIDE, 3):
     return _program(config, None)(params, images)
-  if images.ndim != 4 or images.shape[-1] != 3 or images.dtype != jnp.uint8:
-    raise ValueError(f'images are {images.dtype}{list(images.shape)}; they must be uint8 '
-                     '[B, H, W, 3].')
+  assert images.ndim == 4 and images.dtype == jnp.uint8, 'uint8 [B, H, W, 3]'
   return _program(config, EVALUATORS[evaluator])(params, images)
 
 

@@ -38,14 +38,12 @@ class Difference(NamedTuple):
 
 def difference(values: np.ndarray, baseline: np.ndarray, captions: Sequence[str] | None = None
                ) -> Difference:
-  """Compares numbers `[N]` of two decoders' images of equal seeds; ValueError for other shapes.
+  """Compares numbers `[N]` of two decoders' images of equal seeds.
 
   With `captions`, `N` texts, images of one caption are related, and the errors are over captions.
   """
   values, baseline = np.asarray(values, np.float64), np.asarray(baseline, np.float64)
-  if values.ndim != 1 or values.shape != baseline.shape or not len(values):
-    raise ValueError(f'values have shape {values.shape} and baseline {baseline.shape}; both must '
-                     'be [N], with at least one image.')
+  assert values.ndim == 1 and values.shape == baseline.shape and len(values), 'pairs'
   if not (np.isfinite(values).all() and np.isfinite(baseline).all()):
     return Difference(math.nan, math.nan, math.nan)
   of = np.unique(np.arange(len(values)) if captions is None else np.asarray(captions),

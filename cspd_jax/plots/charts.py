@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from cspd_jax.core import fields
 from cspd_jax.plots import canvas
 
 # A colour-blind safe palette (Okabe and Ito), with a marker for each colour.
@@ -36,15 +37,10 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
   """Writes small multiples with one legend, as PNG or SVG by the ending of the path.
 
   `panels` are rows of one length; the panels of a column share their y axis, all panels the x axis.
-  Raises ValueError if the path has another ending, there are no curves, a curve has different
-  numbers of coordinates or one that is not finite, `like` is not the name of a curve with its own
-  colour, or there are more curves than colours.
+  Raises ValueError if the path has another ending, or there are more curves than colours.
   """
-  if not str(path).endswith(('.png', '.svg')):
-    raise ValueError(f'path is {str(path)!r}; it must end in .png or .svg.')
-  if not panels or not panels[0] or any(len(row) != len(panels[0]) for row in panels):
-    raise ValueError(
-        f'panels has rows of {[len(row) for row in panels]}; they must be equal, at least one.')
+  fields.require(str(path).endswith(('.png', '.svg')), 'path', str(path), 'a .png or .svg file')
+  assert panels and panels[0] and {len(row) for row in panels} == {len(panels[0])}, 'one length'
   styles = _styles([panel for row in panels for panel in row])
   # Names are long: the width of a single panel fits one name per line of the legend.
   columns = min(len(styles), 4) if len(panels[0]) > 1 else 1
@@ -69,19 +65,10 @@ def _styles(panels: Sequence[Panel]) -> dict[str, dict]:
   leader_of: dict[str, str] = {}
   for panel in panels:
     for name, curve in panel.curves.items():
-      lengths = {len(curve.x), len(curve.y), len(curve.error) or len(curve.x)}
-      values = (*curve.x, *curve.y, *curve.error)
-      if len(lengths) > 1 or not values or not all(map(math.isfinite, values)):
-        raise ValueError(f'curve {name!r} of panel {panel.title!r} must be finite numbers, as many '
-                         f'x as y, and as many errors if there are any; it has x {list(curve.x)}, '
-                         f'y {list(curve.y)} and error {list(curve.error)}.')
+      assert 0 < len(curve.x) == len(curve.y) == (len(curve.error) or len(curve.x)), name
+      assert all(map(math.isfinite, (*curve.x, *curve.y, *curve.error))), name
       leader_of.setdefault(name, curve.like)
-  if not leader_of:
-    raise ValueError('panels has no curves; it must have at least one.')
   leaders = [name for name, like in leader_of.items() if not like]
-  if invalid := [name for name, like in leader_of.items() if like and like not in leaders]:
-    raise ValueError(f'curve {invalid[0]!r} is like {leader_of[invalid[0]]!r}; it must be like one '
-                     f'of {", ".join(leaders)}.')
   if len(leaders) > len(COLORS):
     raise ValueError(f'panels has {len(leaders)} curves with a colour of their own; it can have at '
                      f'most {len(COLORS)}.')
@@ -129,18 +116,12 @@ def save_bars(path: str | os.PathLike, panels: Sequence[BarPanel], *, baseline: 
   """Writes panels of horizontal bars side by side as one PNG.
 
   The panels are over the same names, which label the first one. The bar of the baseline is grey and
-  its value a dotted line; the title is a line above the panels. Raises ValueError if there are no
-  panels or names, the panels' names differ, or a value is negative or not finite.
+  its value a dotted line; the title is a line above the panels.
   """
-  names = list(panels[0].values) if panels else []
-  if not names or any(list(panel.values) != names for panel in panels):
-    raise ValueError(f'panels have the names {[list(panel.values) for panel in panels]}; they must '
-                     'be the same for all panels, at least one.')
-  if invalid := [panel.title for panel in panels
-                 if not all(value is None or 0 <= value < math.inf
-                            for value in panel.values.values())]:
-    raise ValueError(
-        f'panel {invalid[0]!r} has a value that is negative or not finite; a bar cannot show it.')
+  names = list(panels[0].values)
+  for panel in panels:
+    assert [*panel.values] == names, 'the same names'
+    assert all(x is None or 0 <= x < math.inf for x in panel.values.values()), panel.title
   figure = canvas.figure(1.2 + 3.4 * len(panels), 0.7 + 0.34 * len(names), title)
   cells = figure.subplots(1, len(panels), squeeze=False, sharey=True)[0]
   for cell, panel in zip(cells, panels):

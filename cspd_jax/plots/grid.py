@@ -20,12 +20,10 @@ def save_grid(path: str | os.PathLike, images: np.ndarray, *, captions: Sequence
   """Writes images `[N, H, W, 3]` in [-1, 1] side by side as one PNG; small ones are enlarged.
 
   Captions, of at most three lines, stand under the images, the title above the grid. By default the
-  grid is about square, with at least four columns. Raises ValueError if the shapes or the number of
-  captions do not fit.
+  grid is about square, with at least four columns.
   """
   images = to_unit(images)
-  if captions is not None and len(captions) != len(images):
-    raise ValueError(f'captions has {len(captions)} entries for {len(images)} images.')
+  assert captions is None or len(captions) == len(images), 'a caption per image'
   columns = columns or min(len(images), max(4, math.ceil(math.sqrt(len(images)))))
   rows = math.ceil(len(images) / columns)
   lines = [canvas.fit(caption, 1.9, 8, most=3) for caption in captions or ()]
@@ -43,10 +41,9 @@ def save_grid(path: str | os.PathLike, images: np.ndarray, *, captions: Sequence
 
 
 def to_unit(images: np.ndarray) -> np.ndarray:
-  """Maps finite images `[N, H, W, 3]` from [-1, 1] to [0, 1], clipped; ValueError for others."""
+  """Maps images `[N, H, W, 3]` from [-1, 1] to [0, 1]; ValueError unless they are finite."""
   images = np.asarray(images, np.float32)
-  if images.ndim != 4 or images.shape[-1] != 3 or not images.size:
-    raise ValueError(f'images has shape {images.shape}; it must be [N, H, W, 3], not empty.')
+  assert images.ndim == 4 and images.shape[-1] == 3 and images.size, '[N, H, W, 3]'
   if not np.isfinite(images).all():
     raise ValueError('images holds values that are not finite; check the tokenizer.')
   return np.clip(images / 2 + 0.5, 0, 1)
@@ -58,7 +55,7 @@ def save_rows(path: str | os.PathLike, images: Mapping[str, np.ndarray], *,
   """Writes a row of images per decoder as one PNG, to be compared column by column.
 
   `images` `[N, H, W, 3]` in [-1, 1] are by name; captions stand above the columns, notes below the
-  names. Shapes and numbers of images and captions that differ raise ValueError.
+  names.
   """
   figure, cells = _rows(captions, 1, dict(images=images), notes=notes, label=2.1)
   for row, name in zip(cells, images):
@@ -151,14 +148,10 @@ def _rows(captions: Sequence[str] | None, per_image: int,
             for kind, rows in values.items()}
   names, *_ = shapes.values()
   every = {(kind, *shape) for kind, rows in shapes.items() for shape in rows.values()}
-  counts = {shape[1] for shape in every} | ({len(captions)} if captions is not None else set())
-  if len(counts) != 1 or len(every) != len(shapes) or any(
-      rows.keys() != names.keys() for rows in shapes.values()) or any(
-          0 in shape or len(shape) != (5 if shape[0] == 'images' else 4) for shape in every):
-    raise ValueError(f'{", ".join(values)} have shapes {[*shapes.values()]}, and captions '
-                     f'{captions and len(captions)}; there must be as many for every decoder, of '
-                     'one size, [N, H, W, 3] images and [N, H, W] others, not empty.')
-  count, = counts
+  assert len(every) == len(shapes) and all(
+      rows.keys() == names.keys() for rows in shapes.values()), 'one size for every decoder'
+  count, = {shape[1] for shape in every}
+  assert captions is None or len(captions) == count, 'a caption per image'
   figure = canvas.figure(label - 0.2 + 1.35 * per_image * count, 1.4 * len(names) + 0.7, title)
   cells = figure.subplots(len(names), per_image * count, squeeze=False)
   for axes in cells.flat:

@@ -187,14 +187,14 @@ class Order:
   def __post_init__(self):
     fields.check(self, **RANGES)
     for name in ('partial_images', 'progress'):
-      if getattr(self, name) and not self.stream:
-        raise ValueError(f'{name} is {getattr(self, name)}, which needs stream=true.')
-    if not self.prompt.strip():
-      raise ValueError(f'prompt is {self.prompt!r:.80}; describe the image in words.')
-    if len(self.prompt) > MOST_LETTERS:
-      raise ValueError(f'prompt has {len(self.prompt)} letters; it may have {MOST_LETTERS}.')
-    if control := re.search(f'[{CONTROLS}]', self.prompt):
-      raise ValueError(f'prompt holds the control character {control[0]!r}; leave it out.')
+      value = getattr(self, name)
+      fields.require(not value or self.stream, name, value, 'left out, or stream true')
+    fields.require(self.prompt.strip() != '', 'prompt', self.prompt, 'what the image shows')
+    fields.require(len(self.prompt) <= MOST_LETTERS, 'prompt', self.prompt,
+                   f'at most {MOST_LETTERS} letters')
+    control = re.search(f'[{CONTROLS}]', self.prompt)
+    fields.require(control is None, 'prompt', self.prompt,
+                   f'without the control character {control and control[0]!r}')
 
 
 def _usual(model: Any) -> dict[str, Any]:
@@ -263,19 +263,18 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
     more = _LENIENT if name in (*IGNORED, 'response_format') and not served.lenient else ''
     if name in REFUSED:
       raise ValueError(f'{name} is {value!r:.80}, but {REFUSED[name]}; leave it out{more}.')
-    if name in FIXED and value not in FIXED[name][0]:
+    if name in FIXED:
       allowed, reason = FIXED[name]
-      raise ValueError(f'{name} is {value!r:.80}; it must be {" or ".join(map(repr, allowed))}, '
-                       f'because {reason}; leave it out{more}.')
+      fields.require(value in allowed, name, value, f'{" or ".join(map(repr, allowed))}, because '
+                     f'{reason}; leave it out{more}')
   values = _numbers(values, served.options)
   if 'prior' in values:
     values['prior'] = _of_prior(values['prior'], served)
   check_name(values.get('model', served.names[0]), served)
-  if values.get('size', 'auto') not in ('auto', served.size):
-    raise ValueError(f'size is {values["size"]!r:.80}; it must be {served.size!r} or \'auto\', '
-                     f'because the model has one size; leave it out{_LENIENT}.')
-  if not isinstance(values.get('user', ''), str):
-    raise ValueError(f'user is {values["user"]!r:.80}; it must be a string.')
+  size, user = values.get('size', 'auto'), values.get('user', '')
+  fields.require(size in ('auto', served.size), 'size', size, f"{served.size!r} or 'auto', because "
+                 f'the model has one size; leave it out{_LENIENT}')
+  fields.require(isinstance(user, str), 'user', user, 'a string')
   if 'prompt' not in values:
     raise ValueError('prompt is missing; describe the image in words.')
   asked: dict[str, Any] = {'decoder': next(iter(served.decoders))}
@@ -289,9 +288,10 @@ def _order(values: Mapping[str, Any], served: Served) -> Order:
 def _numbers(values: Mapping[str, Any], options: Sequence[str], of: str = '') -> dict[str, Any]:
   """Returns fields, whole numbers as such; raises ValueError for options that are no numbers."""
   for name, value in values.items():
-    if name in options and (isinstance(value, bool) or not isinstance(value, int | float)):
-      words = 'a whole number' if is_whole(name) else 'a number'
-      raise ValueError(f'{of}{name} is {value!r:.80}; it must be {words}.')
+    if name in options:
+      is_number = isinstance(value, int | float) and not isinstance(value, bool)
+      fields.require(is_number, f'{of}{name}', value,
+                     'a whole number' if is_whole(name) else 'a number')
   return {name: int(value) if is_whole(name) and isinstance(value, float) and value.is_integer()
           else value for name, value in values.items()}  # JSON has one kind of numbers.
 
@@ -340,9 +340,9 @@ def _fitting(text: Any, served: Served) -> tuple[int, int] | None:
 
   None if it is the model's.
   """
-  if not isinstance(text, str) or not re.fullmatch(SIZE, text):
-    raise ValueError(f'size is {text!r:.80}; it must be \'auto\', or width and height of 1 to '
-                     f'{MOST_PIXELS} pixels, such as {served.size!r}.')
+  fields.require(isinstance(text, str) and re.fullmatch(SIZE, text) is not None, 'size', text,
+                 f"'auto', or width and height of 1 to {MOST_PIXELS} pixels, such as "
+                 f'{served.size!r}')
   width, height = map(int, text.split('x'))
   own = [int(part) for part in served.size.split('x')]
   scale = min(width / own[0], height / own[1])

@@ -769,8 +769,7 @@ class _Recorded(NamedTuple):
 def recording(decoder: Decoder) -> Decoder:
   """Returns the decoder with a state that also holds the last round; it has a static tree."""
   drafter = decoder.drafter
-  if not isinstance(drafter.tree, Tree):
-    raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')
+  assert isinstance(drafter.tree, Tree), 'a static tree'
   slots = drafter.tree.main_length + 1
 
   def recorded(inner: Any, outcome: RoundResult) -> _Recorded:
@@ -782,9 +781,7 @@ def recording(decoder: Decoder) -> Decoder:
         fill(jnp.moveaxis(outcome.features, 0, 2)).astype(jnp.float16))
 
   def init(env, condition, rng, outcome):
-    if outcome.features is None:
-      raise ValueError('The target returns no features, which a corrector learns from; use a '
-                       'target with features.')
+    assert outcome.features is not None, 'what a corrector learns from'
     rng, inner = drafter.init(env, condition, rng, outcome)
     return rng, recorded(inner, outcome)
 

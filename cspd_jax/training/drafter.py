@@ -87,9 +87,8 @@ class DrafterRecipe(samples.Sampled, loop.Intervals):
   def __post_init__(self):
     super().__post_init__()
     limit = getattr(self.drafter, 'num_tokens', None) or self.drafter.num_heads + 1
-    if not 1 <= self.num_depths < limit:
-      raise ValueError(
-          f'num_depths is {self.num_depths}; with this drafter it must be 1 to {limit - 1}.')
+    fields.require(1 <= self.num_depths < limit, 'num_depths', self.num_depths,
+                   f'1 to {limit - 1} with this drafter')
     samples.check_batch_size('train.optimizer', self.train.optimizer, self.num_train_images)
 
   @property

@@ -57,13 +57,11 @@ class OptimizerConfig:
         self, warmup_steps=(0, fields.MOST), cooldown_steps=(0, fields.MOST),
         weight_decay=fields.NOT_NEGATIVE, b2=fields.BELOW_1, ema_decay=fields.SHARES,
         seed=fields.SEEDS)
-    if self.warmup_steps > self.num_steps:
-      raise ValueError(f'warmup_steps is {self.warmup_steps}; of {self.num_steps} steps in all, it '
-                       f'must be at most {self.num_steps}.')
-    if self.cooldown_steps is not None and self.warmup_steps + self.cooldown_steps > self.num_steps:
-      raise ValueError(f'cooldown_steps is {self.cooldown_steps}; after {self.warmup_steps} steps '
-                       f'of warm-up, of {self.num_steps} steps in all, it must be at most '
-                       f'{self.num_steps - self.warmup_steps}.')
+    rest = self.num_steps - self.warmup_steps
+    fields.require(rest >= 0, 'warmup_steps', self.warmup_steps,
+                   f'at most {self.num_steps}, all steps')
+    fields.require((self.cooldown_steps or 0) <= rest, 'cooldown_steps', self.cooldown_steps,
+                   f'at most {rest}, the steps after warm-up')
 
 
 def of_steps(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:

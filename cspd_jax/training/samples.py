@@ -84,16 +84,15 @@ def identity(recipe: Sampled, model: Model) -> dict[str, Any]:
 def check_sizes(drafter: Any, model: Model, sizes: Mapping[str, Any]) -> None:
   """Raises ValueError unless the configuration of a drafter has the sizes that a model requires."""
   for name, expected in sizes.items():
-    if (value := getattr(drafter, name)) != expected:
-      raise ValueError(
-          f'drafter.{name} is {value!r}; for the target {model.name!r} it must be {expected!r}.')
+    value = getattr(drafter, name)
+    fields.require(value == expected, f'drafter.{name}', value,
+                   f'{expected!r}, as for the target {model.name!r}')
 
 
 def check_batch_size(name: str, optimizer: OptimizerConfig, num_images: int) -> None:
   """Raises ValueError if there are fewer images than the batches of optimiser `name` hold."""
-  if optimizer.batch_size > num_images:
-    raise ValueError(f'{name}.batch_size is {optimizer.batch_size}; with {num_images} images it '
-                     f'must be from 1 to {num_images}.')
+  fields.require(optimizer.batch_size <= num_images, f'{name}.batch_size', optimizer.batch_size,
+                 f'from 1 to {num_images}, the number of images')
 
 
 def stored(path: str, model: Model, prompts: str | None, count: int

@@ -262,7 +262,7 @@ def test_a_module_is_imported_first(path, tmp_path, monkeypatch, typed):
     ('=nothing', '--import=nothing: no module has this name, neither installed nor in {place}; '
      'give one of {place}, such as config, fails, json, needs.'),
     ('=nothing.inside', '--import=nothing.inside: no module has this name'),
-    ('=empty', '--import=empty: that is a folder without __init__.py, which registers nothing; '),
+    ('=empty', '--import=empty: no module has this name'),  # A folder without __init__.py.
     ('=no/such.py', '--import=no/such.py: no such file; give the path of a file that ends in .py.'),
     ('=fails', '--import=fails cannot be imported: KeyError: 1.'),
     ('=needs', "--import=needs cannot be imported: ModuleNotFoundError: No module named 'absent_"),

@@ -77,7 +77,7 @@ def test_no_prompt(words, classes):
   with pytest.raises(ValueError, match="prompts holds 'cow'"):
     _prompts(classes, 'cat,cow')
   for model in (words, classes):
-    with pytest.raises(ValueError, match='there is no prompt; give at least one'):
+    with pytest.raises(ValueError, match='prompts is empty; pass at least one'):
       inputs.images(groups.Images(prompt=()), model)
     for empty in ([], (), np.zeros(0, int)):
       with pytest.raises(ValueError, match='prompts is empty; pass at least one'):
@@ -123,12 +123,13 @@ def test_json_lines(tmp_path, name):
     ('a.jsonl', _lines({'prompt': 3}), "line 1 is no JSON object with a text 'prompt', but has"),
     ('a.jsonl', '[' * 10**5, 'line 1 is no JSON object'),
     ('a.jsonl', '{"prompt": "a cat", "prompt": "a dog"}',
-     "line 1 is no JSON object that can be read .'prompt' is there twice.; pass"),
+     "line 1 is no JSON object with a text 'prompt' .'prompt' is there twice.; pass"),
     ('a.jsonl', '\n', 'without prompts'),
-    ('a.json', _lines(['a cat']), 'a file of data; pass'), ('a.TSV', 'Prompt\na', 'a file of data'),
+    ('a.json', _lines(['a cat']), 'a file of data, such as JSON or a table; pass'),
+    ('a.TSV', 'Prompt\na', 'a file of data'),
     ('a.csv', 'prompt,seed\na cat,1', 'a file of data'),
-    ('a.txt', _lines({'prompt': 'a cat'}, {'prompt': 'a dog'}), 'which holds JSON; pass'),
-    ('a', json.dumps(['a cat', 'a dog'], indent=1), 'which holds JSON; pass')])
+    ('a.txt', _lines({'prompt': 'a cat'}, {'prompt': 'a dog'}), 'a file of data, such as JSON'),
+    ('a', json.dumps(['a cat', 'a dog'], indent=1), 'a file of data, such as JSON')])
 def test_other_files_of_data_are_refused(tmp_path, name, text, message):
   (tmp_path / name).write_text(text, encoding='utf-8')
   with pytest.raises(ValueError, match=f'prompts is .*{message}'):
@@ -146,7 +147,7 @@ def test_a_mesh_takes_the_first_devices(monkeypatch):
   monkeypatch.setattr(jax, 'devices', lambda: list('abcd'))
   monkeypatch.setattr(sharding, 'make_mesh', lambda *sizes, devices: (sizes, devices))
   assert inputs.mesh('1x2') == ((1, 2), ['a', 'b'])
-  with pytest.raises(ValueError, match="mesh is '2x4', which requires 8 devices, but there are 4"):
+  with pytest.raises(ValueError, match="mesh is '2x4'; it requires 8 devices, but there are 4"):
     inputs.mesh('2x4')
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.cli import groups
-from cspd_jax.commands import compare
+from cspd_jax.commands import compare, comparison
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import store
@@ -186,13 +186,13 @@ def test_a_cpu_compares_its_default_and_shows_the_one_of_accelerators():
   long = model.defaults['decoder']['gpu']
   job = _job('emoji')
   assert list(job.images) == ['vanilla', str(model.specification()), long]
-  assert job.untimed == long and long in compare._PASS_ON_H100
+  assert job.untimed == long and long in comparison.PASS_ON_H100
 
 
 def test_passes_of_an_accelerator_are_those_that_were_measured():
   path = pathlib.Path(__file__).parents[2] / 'docs' / 'reports' / 'accelerator_xl.json'
   rows = {row['decoder']: row for row in json.loads(path.read_text())['rows'] if 'ms' in row}
-  for name, ratio in compare._PASS_ON_H100.items():
+  for name, ratio in comparison.PASS_ON_H100.items():
     row = rows[name.replace('corrected_seed_exact', 'corrected').replace('seed_exact', 'mc_sjd')]
     assert ratio == round(row['ms'] / row['vanilla_ms'], 2), name
 
@@ -209,7 +209,7 @@ def test_the_models_own_decoder_is_compared_once(llamagens, tmp_path, own):
 
 @pytest.mark.slow
 def test_a_long_window_shows_its_passes_and_no_times(capsys, tmp_path, llamagens, monkeypatch):
-  monkeypatch.setitem(compare._PASS_ON_H100, 'corrected_seed_exact(window=8)', 2.0)
+  monkeypatch.setitem(comparison.PASS_ON_H100, 'corrected_seed_exact(window=8)', 2.0)
   result = calls.call(compare.main, capsys, tmp_path / 'out', f'--model={llamagens}/model',
                       '--num_images=2', '--budget=1e-3')
   report, rows = _report(result)
@@ -368,7 +368,7 @@ def test_decoders_that_are_one_are_named():
 
   compared = dict(vanilla=result([1, 2], [0, 1]), mc_sjd=result([3, 4], [0, 0]),
                   seed_exact=result([1, 2], [0, 0]), sjd_pac=result([3, 4], [0, 0]))
-  assert compare._same(compared) == [
+  assert comparison.same_decoders(compared) == [
       'sjd_pac committed the same tokens in the same passes as mc_sjd: with these sizes they are '
       'one decoder.']
 

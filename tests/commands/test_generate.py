@@ -31,7 +31,8 @@ _BAD = {
         ['--stream=now.png', '--mesh=1x1'], ['cannot be streamed']),
     'a seed that is no number': (['--seed=x'], ['--seed=x: it must be a whole number']),
     'a parameter of a decoder': (['--window=16'], [
-        "--window is a parameter of decoders; write --decoder='NAME(window=VALUE)'"]),
+        "--window is not a flag; for a parameter of a decoder, write "
+        "--decoder='NAME(window=VALUE)'"]),
     'another evaluator': (['--evaluator=adm'], ['cspd-evaluate --evaluator']),
 }
 

@@ -63,9 +63,6 @@ class OptionsTest(chex.TestCase):
   @parameterized.parameters(
       (CHAIN, SamplingParams(2.0),
        'guidance_scale is 2.0; it must be 1, because .* no null condition'),
-      (MODEL, SamplingParams(np.inf), 'guidance_scale is inf; it must be finite'),
-      (MODEL, SamplingParams(1.0, 1e39), 'temperature is 1e.39; it must be from 0 to'),
-      (MODEL, SamplingParams(1.0, -1.0), 'temperature is -1.0'),
       (MODEL, SamplingParams('high'), "guidance_scale is 'high'; it must be a number"),
       (MODEL, SamplingParams(1.0, True), 'temperature is True; it must be a number'))
   def test_sampling(self, model, sampling, message):

@@ -89,15 +89,6 @@ def test_images_are_resized_alike_on_the_host(evaluator):
         result, inception.prepared(image[None], inception.EVALUATORS[evaluator])[0], atol=1e-5)
 
 
-@pytest.mark.parametrize('images, evaluator, message', [
-    (IMAGES.astype(np.float32), 'adm', 'images are float32'),
-    (IMAGES[0], 'adm', r'uint8\[96, 112, 3\]'),
-    (IMAGES, 'clean_fid', 'evaluator is .clean_fid.; it must be one of: adm')])
-def test_bad_input(images, evaluator, message):
-  with pytest.raises(ValueError, match=message):
-    inception.features({}, InceptionConfig(), images, evaluator)
-
-
 @pytest.mark.slow
 def test_the_size_is_inferred_and_the_bias_is_left_out():
   tensors = published(InceptionConfig(unit=2, num_classes=5))

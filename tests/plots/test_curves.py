@@ -37,15 +37,6 @@ class CurvesTest(parameterized.TestCase):
 
   @parameterized.parameters(
       ('path', 'a.jpg', panels()),
-      ('rows of', 'a.png', []),
-      ('rows of', 'a.png', [[Panel('a', 'b', {'c': Curve([1], [1])})], []]),
-      ('no curves', 'a.png', [[Panel('a', 'b', {})]]),
-      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([1, 2], [1])})]]),
-      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([1], [1], [1, 2])})]]),
-      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([], [])})]]),
-      ("curve 'c'", 'a.png', [[Panel('a', 'b', {'c': Curve([1], [float('inf')])})]]),
-      ("like 'd'", 'a.png', [[Panel('a', 'b', {'c': Curve([1], [1], like='d'),
-                                               'e': Curve([1], [1])})]]),
       ('8 curves', 'a.png', [[Panel('a', 'b', {str(i): Curve([1], [1]) for i in range(8)})]]))
   def test_bad_input(self, words, name, wrong):
     with self.assertRaisesRegex(ValueError, words):

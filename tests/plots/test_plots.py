@@ -62,32 +62,9 @@ class PlotsTest(parameterized.TestCase):
     middle = picture[picture.shape[0] // 2, picture.shape[1] // 2]
     np.testing.assert_allclose(middle, [1, 0.5, 0], atol=0.01)
 
-  def test_bad_input(self):
-    images, rounds = self.images, self.rounds
-    calls = [
-        ('shape', lambda: grid.save_grid(self.path, images[0])),
-        ('shape', lambda: grid.save_grid(self.path, images[:0])),
-        ('finite', lambda: grid.save_grid(self.path, images * np.nan)),
-        ('captions', lambda: grid.save_grid(self.path, images, captions=['a'])),
-        ('images', lambda: grid.save_rows(self.path, {})),
-        ('images', lambda: grid.save_rows(self.path, {'a': images, 'b': images[:1]})),
-        ('captions', lambda: grid.save_rows(self.path, {'a': images}, captions=['a'])),
-        ('rounds', lambda: _save_map(self.path, {})),
-        ('rounds', lambda: _save_map(
-            self.path, dict(rounds, sjd=rounds['sjd'][:, :2]))),
-        ('captions', lambda: _save_map(self.path, rounds, captions=['a'])),
-        ('images', lambda: _save_map(
-            self.path, rounds, images=dict.fromkeys(rounds, images[:1]))),
-        ('panels', lambda: charts.save_bars(self.path, [])),
-        ('panels', lambda: charts.save_bars(
-            self.path, [charts.BarPanel('a', {'x': 1.0}), charts.BarPanel('b', {'y': 1.0})])),
-        ('panel', lambda: charts.save_bars(self.path, [charts.BarPanel('a', {'x': float('nan')})])),
-        ('panel', lambda: charts.save_bars(
-            self.path, [charts.BarPanel('a', {'x': None, 'y': -1.0})])),
-    ]
-    for word, call in calls:
-      with self.subTest(word), self.assertRaisesRegex(ValueError, word):
-        call()
+  def test_images_of_a_broken_tokenizer(self):
+    with self.assertRaisesRegex(ValueError, 'finite'):
+      grid.save_grid(self.path, self.images * np.nan)
     self.assertEmpty(list(self.folder.iterdir()))
 
 
@@ -97,8 +74,6 @@ def test_replaced_map(tmp_path):
   marks = {name: rng.random((2, 4, 4)) < 0.5 for name in images}
   grid.save_replaced_map(tmp_path / 'map.png', images, marks, marks, captions=['a', 'b'])
   assert (tmp_path / 'map.png').read_bytes().startswith(b'\x89PNG')
-  with pytest.raises(ValueError, match='as many for every decoder'):
-    grid.save_replaced_map(tmp_path / 'map.png', images, {'one': marks['one']}, marks)
 
 
 @pytest.mark.parametrize('text, lines', [

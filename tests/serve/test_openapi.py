@@ -79,13 +79,15 @@ def test_whole_numbers_may_have_a_point(described):
 # Numbers at the bounds of the options, and what is no number, as in JSON.
 _NUMBERS = (None, True, 'x', [], [1], {}, '', float('inf'), float('-inf'), -2, -1, -0.5, 0, 0.5, 1,
             1.5, 2, 3, 1000, 2**31 - 1, 2**31, 10**30, 10**400, -1.001e30, -0.999e30, 0.999e30,
-            1.001e30, 2.0**126, 1.001 * 2.0**126, 1e37)
+            1.001e30, 1e39, 2.0**126, 1.001 * 2.0**126, 1e37)
 
 
-def _accepts(call):
+def _accepts(call, name=''):
+  """Whether nothing is refused; what is refused is so by its name."""
   try:
     call()
-  except (ValueError, wire.ApiError):
+  except (ValueError, wire.ApiError) as error:
+    assert name in str(error), error
     return False
   return True
 
@@ -115,11 +117,13 @@ def test_an_option_is_accepted_alike_at_all_doors(name, guided):
     expected = value is None or is_number and (
         value == 1 if name == 'guidance_scale' and not guided else
         bool(option.limit[0](value)) and value <= option.most)
-    doors = dict(flags=_accepts(lambda: flags(value)), body=_accepts(lambda: body(value)),
+    doors = dict(flags=_accepts(lambda: flags(value), name), body=_accepts(lambda: body(value)),
                  schema=schema.is_valid(dict(prompt='cat') | {name: value}))
     if not isinstance(value, list):  # Python takes one number per image, which is checked later.
-      doors['python'] = _accepts(lambda: python(**{name: value}))
+      doors['python'] = _accepts(lambda: python(**{name: value}), name)
     assert doors == dict.fromkeys(doors, expected), value
+  for door in (flags, lambda value: python(**{name: value})):  # Which JSON does not have.
+    assert not _accepts(lambda: door(float('nan')), name)
 
 
 @pytest.mark.parametrize('name', sampling.SamplingParams._fields)

@@ -397,9 +397,9 @@ def test_recipes_that_cannot_be(changes, message):
 
 
 @pytest.mark.parametrize('name, changes, message', [
-    ('corrector', dict(num_held_out_images=4), 'train.optimizer.batch_size is 8; with 4 images it'),
-    ('corrector', dict(num_plain_images=8), 'plain.batch_size is 16; with 8 images it must be fro'),
-    ('eagle', dict(num_train_images=4), 'train.optimizer.batch_size is 8; with 4 images it must')])
+    ('corrector', dict(num_held_out_images=4), 'optimizer.batch_size is 8; it must be from 1 to 4'),
+    ('corrector', dict(num_plain_images=8), 'plain.batch_size is 16; it must be from 1 to 8'),
+    ('eagle', dict(num_train_images=4), 'train.optimizer.batch_size is 8; it must be from 1 to 4')])
 def test_batches_of_more_images_than_there_are_are_refused(name, changes, message):
   with pytest.raises(ValueError, match=message):
     dataclasses.replace(drafters.get_config(name), **changes)

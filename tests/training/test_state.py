@@ -68,13 +68,13 @@ def test_without_an_average_there_is_none():
 
 def test_a_cooldown_is_a_part_of_the_steps():
   most = 20 - CONFIG.warmup_steps
-  with pytest.raises(ValueError, match=f'of 20 steps in all, it must be at most {most}'):
+  with pytest.raises(ValueError, match=f'it must be at most {most}, the steps after warm-up'):
     dataclasses.replace(CONFIG, cooldown_steps=most + 1)
 
 
 @pytest.mark.parametrize('cooldown', [None, 0])
 def test_a_warmup_is_a_part_of_the_steps(cooldown):
-  with pytest.raises(ValueError, match='warmup_steps is 21; .* it must be at most 20'):
+  with pytest.raises(ValueError, match='warmup_steps is 21; it must be at most 20'):
     dataclasses.replace(CONFIG, warmup_steps=21, cooldown_steps=cooldown)
   fewer = optimizer_lib.of_steps(dataclasses.replace(CONFIG, cooldown_steps=cooldown), 5)
   assert (fewer.num_steps, fewer.warmup_steps, fewer.cooldown_steps) == (5, 2, cooldown)
