@@ -24,7 +24,7 @@ from docs import lists
 from experiments.papers import fidelity, published, published_rows
 
 ROOT = pathlib.Path(__file__).parents[1]
-PAGES = (*sorted(ROOT.glob('*README.md')), *sorted((ROOT / 'docs').rglob('*.md')))
+PAGES = (ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md')))
 _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL)
 
 # The reports on released code: the model, the clone of every method as a flag, and further flags.
