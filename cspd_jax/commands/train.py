@@ -45,7 +45,8 @@ from cspd_jax.training import (
   optimizer as optimizer_lib,
   samples,
 )
-from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training.corrector import CorrectorRecipe
+from cspd_jax.training.corrector_loss import CorrectorTrainConfig
 from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.neighbours import NeighboursRecipe
 from cspd_jax.training.optimizer import OptimizerConfig

@@ -24,7 +24,12 @@ from cspd_jax.decoding.tree import chain
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import local as local_network, neighbours as neighbours_network
 from cspd_jax.models.ends import Ends
-from cspd_jax.training import corrector as corrector_lib, neighbours, optimizer as optimizer_lib
+from cspd_jax.training import (
+  corrector as corrector_lib,
+  neighbours,
+  optimizer as optimizer_lib,
+  windows as windows_lib,
+)
 
 # `(params, features [..., F]) -> logits [..., V]`, as for `Ends.logits`.
 Head = Callable[[Params, jax.Array], jax.Array]
@@ -166,9 +171,9 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
               steps(corrector_lib.LOCAL_TRAIN.optimizer), batch_size=batch)),
       num_train_images=num_images - num_held_out, num_held_out_images=num_held_out)
   window = min(32, target.num_tokens)
-  record = corrector_lib.recorder(corrected(target, fitted, window, 2, chain(window - 1)))
+  record = windows_lib.recorder(corrected(target, fitted, window, 2, chain(window - 1)))
   counts = dict(train=recipe.num_train_images, held_out=num_held_out)
-  windows = {split: corrector_lib.concatenate(sampler.decoded(
+  windows = {split: windows_lib.concatenate(sampler.decoded(
       record, near, count, jax.random.fold_in(key, number)))
       for number, (split, count) in enumerate(counts.items(), start=2**31)}
   ends = Ends(_no_embedding, head, target.vocab_size, None)
