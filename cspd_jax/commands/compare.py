@@ -284,7 +284,7 @@ def _rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, A
           tested=tested if decoded.tests.tested.any() else None,
           **acceptance.details(result.sample, model))
     if result.sample.captions is not None:
-      row |= metrics.entries(scenes.of_sample(result.sample, model))
+      row |= metrics.entries(scenes.sample_scores(result.sample, model))
     if job.config.paired and first is not None and result is not first:
       row |= paired_lib.entries(paired_lib.differences(result.sample, first.sample, model))
     entries.append(row)

@@ -171,7 +171,8 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
 def _optimizer(config: OptimizerConfig, flags: Flags) -> OptimizerConfig:
   if flags.batch_size is not None:
     config = dataclasses.replace(config, batch_size=flags.batch_size)
-  return config if flags.num_steps is None else optimizer_lib.of_steps(config, flags.num_steps)
+  return (config if flags.num_steps is None else
+          optimizer_lib.with_num_steps(config, flags.num_steps))
 
 
 def acceptance(recipe: DrafterRecipe | CorrectorRecipe, model: cspd_jax.Model, params: Any,

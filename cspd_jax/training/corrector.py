@@ -64,7 +64,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
 
   Attributes:
     drafter: configuration of the network.
-    plain: configuration of the optimiser on whole images, for a local network on those of the
+    plain: configuration of the optimiser on whole images, for a local network on the images of the
       windows; None begins with windows, which suffices if the model's EAGLE network is the start.
     train: configuration of the training on windows.
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
@@ -266,7 +266,7 @@ def lessons(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> Les
   of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
   images = None
   if recipe.plain is not None and recipe.kind == 'local':
-    images = of_windows(windows['train'])
+    images = window_images(windows['train'])
   elif recipe.plain is not None:
     images = *_plain_images(recipe, model, workdir), functools.partial(batches.select, of_prompts)
   return Lessons(
@@ -276,8 +276,8 @@ def lessons(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> Les
       images)
 
 
-def of_windows(windows: Windows) -> tuple[np.ndarray, np.ndarray, Callable[[Any], Any]]:
-  """Returns the images of windows as those of `Lessons`, with their features as conditions."""
+def window_images(windows: Windows) -> tuple[np.ndarray, np.ndarray, Callable[[Any], Any]]:
+  """Returns the images of windows, for `Lessons`, with their features as conditions."""
   return windows.tokens, along(windows), lambda features: features
 
 
@@ -296,8 +296,8 @@ def train_plain(recipe: CorrectorRecipe, given: Lessons, params: Params, workdir
   return drafter_lib.fit(
       given.target_params, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: optimizer_lib.step(
-          state, lambda params: plain_loss(
-              params, recipe.drafter, frozen, given.teacher, *batch, given.sampling), optimizer),
+          state, lambda params: plain_loss(params, recipe.drafter, frozen, given.teacher, *batch,
+                                           sampling=given.sampling), optimizer),
       batch, optimizer, recipe, workdir, 'plain').result
 
 

@@ -68,8 +68,8 @@ class CorrectorTrainConfig:
 class CorrectorBatch(NamedTuple):
   """A batch of images with `W` windows each: tokens `[B, T]`, condition and guidance scale `[]`.
 
-  `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features` `[B, W, L + 1, S, F]` are
-  of `Windows`; `along` is None, or for a local network the features of `windows.along`.
+  `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features` `[B, W, L + 1, S, F]`
+  are of `Windows`; `along` is None, or for a local network the features of `windows.along`.
   """
 
   tokens: jax.Array

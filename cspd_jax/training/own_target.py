@@ -91,7 +91,7 @@ def fit_corrector(
   train = neighbours.NeighboursTrainConfig()
   if num_steps is not None:
     train = dataclasses.replace(
-        train, optimizer=optimizer_lib.of_steps(train.optimizer, num_steps))
+        train, optimizer=optimizer_lib.with_num_steps(train.optimizer, num_steps))
   held_out, tokens = np.split(tokens, [_held_out(num_images)])
   near, _ = neighbours.fit(sizes, train, tokens, held_out)
   fitted = neighbours_network.corrector(sizes)
@@ -159,7 +159,7 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
   """Fits a local network to windows that a neighbours network corrects."""
   target, scale = sampler.target, float(sampler.sampling.guidance_scale)
   steps = lambda config: (
-      config if num_steps is None else optimizer_lib.of_steps(config, num_steps))
+      config if num_steps is None else optimizer_lib.with_num_steps(config, num_steps))
   num_held_out = _held_out(num_images)
   batch = min(corrector_lib.LOCAL_TRAIN.optimizer.batch_size, num_held_out)
   sizes = local_network.LocalConfig(
@@ -181,7 +181,7 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
       sampler.params, Teacher(_no_embedding, ends, forced=target.forced),
       warp.drop_inactive(sampler.sampling), windows,
       {split: sampler.conditions(np.arange(count)) for split, count in counts.items()},
-      corrector_lib.of_windows(windows['train']))
+      corrector_lib.window_images(windows['train']))
   with tempfile.TemporaryDirectory() as folder:
     params, _ = corrector_lib.learn(
         recipe, given, corrector_lib.init_local(recipe, near), pathlib.Path(folder))

@@ -69,7 +69,7 @@ def concatenate(windows: list[Windows]) -> Windows:
 
 
 class _Recorded(NamedTuple):
-  """A drafter's state and the last round; the fields are those of `Windows`, per round."""
+  """A drafter's state and the last round; fields as in `Windows`, per round."""
 
   inner: Any
   first: jax.Array
