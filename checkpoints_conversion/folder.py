@@ -116,7 +116,7 @@ def convert_parts(
     for line in assumptions:
       note(f'{family.name}: {line}')
   new_target = is_same is False
-  if new_target and (dropped := model_file.of_old_target(folder, defaults)):
+  if new_target and (dropped := model_file.old_target_defaults(folder, defaults)):
     note('dropped defaults of the target that is replaced: ' + ', '.join(
         f'{name} {json.dumps(value)}' for name, value in dropped.items()))
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}

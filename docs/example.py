@@ -15,7 +15,7 @@ from cspd_jax.commands import serve
 from cspd_jax.serve import app, wire
 
 PATH = pathlib.Path(app.__file__).parent / 'page' / 'example.json'
-_SEED = 4  # That of the README: both of its images show what they should.
+_SEED = 4  # As in the README: both of its images show what they should.
 
 
 def example() -> dict[str, Any]:

@@ -38,7 +38,7 @@ def hub(page: str) -> str:
   """Returns the commands from ids of the Hugging Face Hub to a picture, and the disk space."""
   name, _ = sizes.FILES[page]
   file = rules.FAMILIES[name]
-  family = families.family.of_target(file.kind)
+  family = families.family.target_family(file.kind)
   preset, source = next(iter(file.hub.items()))
   config = file.presets[preset]
   others = [rules.FAMILIES[other] for other in dict.fromkeys(
@@ -104,7 +104,7 @@ def _networks(page: str) -> Mapping[str, Any]:
   """Returns the drafters that a family can have, by role."""
   file = rules.FAMILIES[sizes.FILES[page][0]]
   config = file.presets[_SHOWN.get(page) or next(iter(file.presets))]
-  return families.family.of_target(file.kind).published.networks(config)
+  return families.family.target_family(file.kind).published.networks(config)
 
 
 def _filled(text: str, indent: str = '') -> str:

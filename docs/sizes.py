@@ -125,7 +125,7 @@ def _pixels_of_a_token(page: str) -> int:
   small = dataclasses.replace(next(iter(file.presets.values())), num_layers=1)
   if (handover := described(file.kind, small).handover) is not None:
     return handover.token_side
-  supported = families.family.of_target(file.kind).roles['tokenizer']
+  supported = families.family.target_family(file.kind).roles['tokenizer']
   tokenizer = next(other for other in (rules.FAMILIES[name] for name in others)
                    if other.kind in supported)
   sketch = _sketch(tokenizer.kind, _config(tokenizer))
@@ -177,7 +177,7 @@ def quantized_bytes(kind: str, params: Any) -> int:
 
 def described(kind: str, config: Any, **networks: Any) -> families.Model:
   """Returns the model of a target without numbers, and with other described networks by role."""
-  family = families.family.of_target(kind)
+  family = families.family.target_family(kind)
   sketch = _sketch(kind, config)
   params = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, jnp.bfloat16), sketch.params)
   loaded = {'target': sketch._replace(params=params), **networks}

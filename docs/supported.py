@@ -19,7 +19,7 @@ def model(page: str) -> Model:
   """Returns a model of a page with one layer, and a network for every drafter that it can have."""
   file = rules.FAMILIES[sizes.FILES[page][0]]
   config = dataclasses.replace(next(iter(file.presets.values())), num_layers=1)
-  family = families.family.of_target(file.kind)
+  family = families.family.target_family(file.kind)
   networks = dict(family.published.networks(config))
   if 'draft' in family.roles:  # A smaller model of the same tokens.
     networks['draft'] = file.kind, config

@@ -69,7 +69,7 @@ def _link(page: str, folder: str) -> str:
 def prompts(page: str) -> str:
   """Returns the prompts of a page's models: classes have one number per image."""
   file = rules.FAMILIES[sizes.FILES[page][0]]
-  family = families.family.of_target(file.kind)
+  family = families.family.target_family(file.kind)
   is_class = {is_array(family, config) for config in file.presets.values()}
   return ' or '.join(name for name, value in (('classes', True), ('words', False))
                      if value in is_class)

@@ -200,7 +200,7 @@ def main(config: Config) -> int | None:
       continue
     print(f'\n== {name}: {STAGES[name].summary}', flush=True)
     done.append(_run(config, name, workdir / name, min(STAGES[name].seconds, left)))
-    for table in tables.of_report(workdir / name) if stored(workdir / name) else ():
+    for table in tables.read_tables(workdir / name) if stored(workdir / name) else ():
       print(f'\n{table.title}\n\n{tables.text(table.columns, table.rows, left=1)}', flush=True)
   print(f'\n{tables.text(_STAGES, done)}')
   for row in done:

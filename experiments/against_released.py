@@ -189,11 +189,11 @@ def row_of(name: str, code: str, window: int | None, sample: base.Sample, baseli
   if decodes.head_calls is not None:
     row |= dict(head_calls=float(decodes.head_calls.mean()))
   if _is_discrete(model):
-    of = likelihood.of_sample(sample, model)
+    of = likelihood.measured(sample, model)
     gap = base.mean(np.asarray(of.nll, np.float64) - np.asarray(of.entropy, np.float64))
     row |= dict(gap=gap.mean, gap_error=gap.standard_error)
   if sample.captions is not None:
-    row |= dict(asked=scenes.of_sample(sample, model)['asked'].mean)
+    row |= dict(asked=scenes.sample_scores(sample, model)['asked'].mean)
   assert sample.reference is not None  # As `main` calls this.
   of_energy = energy.energy(*(_compared(part, model) for part in (sample, sample.reference)))
   return row | base.finite(dict(zip(('energy', 'energy_error', 'energy_p'), of_energy)))

@@ -217,8 +217,9 @@ def main(config: Config) -> None:
             for drafter, texts in plan.points.items()}
   for text, reason in plan.left_out.items():
     print(f'{text} is left out: {reason}')
-  answers = tradeoff.of_guarantees(rows) + tradeoff.of_rows(rows, config.claims) + (
-      tradeoff.of_curves(points, config.curves, config.claims))
+  answers = [*tradeoff.guarantee_conclusions(rows),
+             *tradeoff.claim_conclusions(rows, config.claims),
+             *tradeoff.curve_conclusions(points, config.curves, config.claims)]
   if answers:
     print('\nTested claims')
   for tested in answers:

@@ -85,13 +85,13 @@ def main(config: Config) -> None:
   bench, options = prepare(config)
   captions, model = bench.captions, bench.model
   report = Report(config.workdir, ['images.png', 'failures.png'])
-  scores = lambda sampling: scenes.of_sample(bench.sample(config.decoder, sampling), model)
+  scores = lambda sampling: scenes.sample_scores(bench.sample(config.decoder, sampling), model)
   rows = measured.listed(_COLUMNS, (
       dict(guidance_scale=float(sampling.guidance_scale), **base.entries(scores(sampling)))
       for sampling in options))
   sample = bench.sample(config.decoder, options[-1])
   images = sample.images(model)
-  worst = np.argsort(scenes.of_each(sample, model), kind='stable')[:_SHEET]
+  worst = np.argsort(scenes.image_shares(sample, model), kind='stable')[:_SHEET]
   for name, chosen in (('images', np.arange(len(images))[:_SHEET]), ('failures', worst)):
     grid.save_grid(report.path(f'{name}.png'), images[chosen], columns=_COLUMNS_OF_SHEET,
                    captions=[captions[i] for i in chosen])

@@ -124,7 +124,7 @@ def main(config: Config) -> None:
       setting |= {name: float(getattr(bench.sampling, name)) for name in _SETTING}
     if config.entropy:
       # Along the baseline's images; its expectation is the same for all exact decoders.
-      setting |= dict(entropy=float(np.mean(likelihood.of_sample(
+      setting |= dict(entropy=float(np.mean(likelihood.measured(
           bench.sample(bench.baseline), model).entropy)))
     for window, row in ((window, row) for window, several in texts.items()
                         for row in measurements.each(bench, several, metrics)):

@@ -174,7 +174,7 @@ def corrected(config: Config, model: cspd_jax.Model, workdir: pathlib.Path
   tokens, held_out = (tokenised(config, split, workdir)[0] for split in emoji.SPLITS)
   train = neighbours.NeighboursTrainConfig()
   train = dataclasses.replace(
-      train, optimizer=optimizer_lib.of_steps(train.optimizer, config.num_corrector_steps))
+      train, optimizer=optimizer_lib.with_num_steps(train.optimizer, config.num_corrector_steps))
   models = {}
   for name, small in (('yes', model.config.small), ('no', (0, 0))):
     folder = workdir / f'neighbours_{name}'

@@ -51,12 +51,8 @@ from cspd_jax import cli
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.local import LocalConfig
 from cspd_jax.models.medusa import MedusaConfig
-from cspd_jax.training.corrector import (
-  LOCAL_PLAIN,
-  LOCAL_TRAIN,
-  CorrectorRecipe,
-  CorrectorTrainConfig,
-)
+from cspd_jax.training.corrector import LOCAL_PLAIN, LOCAL_TRAIN, CorrectorRecipe
+from cspd_jax.training.corrector_loss import CorrectorTrainConfig
 from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 

@@ -11,7 +11,8 @@ from configs.train import demo
 from cspd_jax import cli
 from cspd_jax.models.eagle import EagleConfig
 from cspd_jax.models.llamagen import LlamaGenConfig
-from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training.corrector import CorrectorRecipe
+from cspd_jax.training.corrector_loss import CorrectorTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models.recipe import ARTrainConfig, Recipe
 

@@ -106,7 +106,7 @@ def make_rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[st
           tested=tested if decoded.tests.tested.any() else None,
           **acceptance.details(result.sample, model))
     if result.sample.captions is not None:
-      row |= metrics.entries(scenes.of_sample(result.sample, model))
+      row |= metrics.entries(scenes.sample_scores(result.sample, model))
     if job.config.paired and first is not None and result is not first:
       row |= paired_lib.entries(paired_lib.differences(result.sample, first.sample, model))
     entries.append(row)

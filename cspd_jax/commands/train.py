@@ -45,7 +45,8 @@ from cspd_jax.training import (
   optimizer as optimizer_lib,
   samples,
 )
-from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training.corrector import CorrectorRecipe
+from cspd_jax.training.corrector_loss import CorrectorTrainConfig
 from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.neighbours import NeighboursRecipe
 from cspd_jax.training.optimizer import OptimizerConfig
@@ -168,7 +169,8 @@ def override(recipe: Recipe, flags: Flags) -> Recipe:
 def _optimizer(config: OptimizerConfig, flags: Flags) -> OptimizerConfig:
   if flags.batch_size is not None:
     config = dataclasses.replace(config, batch_size=flags.batch_size)
-  return config if flags.num_steps is None else optimizer_lib.of_steps(config, flags.num_steps)
+  return (config if flags.num_steps is None else
+          optimizer_lib.with_num_steps(config, flags.num_steps))
 
 
 def acceptance(recipe: DrafterRecipe | CorrectorRecipe, model: cspd_jax.Model, params: Any,

@@ -1,8 +1,9 @@
 """The types from which decoders are built.
 
 In the shape descriptions, `B` is the number of rows (images), `S` the number of guidance streams
-(1, or 2: conditional then unconditional), `N` the number of draft tokens of a round, `T` that of an
-image, `V` the size of the image vocabulary and `D` the largest depth of the draft tree.
+(1, or 2: conditional then unconditional), `N` the number of draft tokens of a round, `T` the number
+of tokens of an image, `V` the size of the image vocabulary and `D` the largest depth of the draft
+tree.
 """
 
 from collections.abc import Callable

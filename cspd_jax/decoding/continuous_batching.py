@@ -106,7 +106,7 @@ class ContinuousBatcher:
 
   @usual_promotion
   def idle(self, params: Params, queue: Queue, draft_params: Params = None) -> Slots:
-    """Returns free slots for images like those of a queue."""
+    """Returns free slots for images like a queue's."""
     state, sampling = self._shapes(params, queue, draft_params, self.num_slots)
     state, sampling = jax.tree.map(
         lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), (state, sampling))
@@ -190,7 +190,7 @@ class ContinuousBatcher:
     It starts in the first free slot.
     """
     fresh, size = self._start(params, queue, draft_params), len(queue.image)
-    # Shapes of as many rows as slots do not show which axis is that of the rows.
+    # Shapes of as many rows as slots do not show which axis is the rows'.
     few = size if size != self.num_slots else size + 1
     axes = None if self.num_slots == size == 1 else row_axes(
         (slots.state, slots.sampling),
@@ -240,7 +240,7 @@ def _replace_slot(old: Any, new: Any, slot: jax.Array, row: jax.Array, axes: Any
                   size: int) -> Any:
   """Replaces slot `slot` of `old`, of `num_slots` slots, by row `row` of `new`, of `size` rows.
 
-  `axes` are those of `row_axes`; None for one slot and one row, of which all is replaced.
+  `axes` as from `row_axes`; None for one slot and one row, which is replaced whole.
   """
   if axes is None:
     return new

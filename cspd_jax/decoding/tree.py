@@ -141,7 +141,7 @@ class Budget:
 class RuntimeTree:
   """The topology of one round's drafts as arrays, a different one per row.
 
-  Parents come before their children. The attributes are those of `Tree` with a leading `B`.
+  Parents come before their children. Attributes as of `Tree`, with a leading `B`.
   """
 
   parents: jax.Array
@@ -164,7 +164,7 @@ class RuntimeTree:
 
   @property
   def side_depth(self) -> int:
-    """The largest depth that a side node may have: that of any node."""
+    """The largest depth that a side node may have: any node's."""
     return self.max_depth
 
   def reach(self, node: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -243,7 +243,7 @@ def kary(num_candidates: int, levels: int, num_nodes: int | None = None) -> Tree
   """Returns the full `num_candidates`-ary tree with `levels` levels, including the root.
 
   There are at least 2 levels. The main chain consists of the first children and the remaining ones
-  of `num_nodes` drafts, by default those of the full tree, as in SJD-PAC's released code.
+  of `num_nodes` drafts, by default the full tree's, as in SJD-PAC's released code.
   """
   check_size('num_candidates', num_candidates, 1)
   check_size('levels', levels, 2)

@@ -1,6 +1,6 @@
 """Turns logits into a distribution: guidance, temperature, top-k, top-p, min-p, forced tokens.
 
-All distributions, those of the target, of the drafters and the recorded ones, are computed by
+All distributions, of the target, of the drafters and recorded ones, are computed by
 `probabilities`, in float32 or better, so that each token is sampled from the recorded distribution.
 """
 
@@ -35,7 +35,7 @@ def check(sampling: SamplingParams, num_streams: int, num_rows: int | None = Non
 
 
 def is_greedy(temperature: Any) -> Any:
-  """Returns which temperatures count as 0, bool in their shape; NumPy's for NumPy's."""
+  """Returns whether each temperature counts as 0; NumPy arrays for NumPy arrays, else JAX's."""
   return (temperature == 0) | (temperature < _SMALLEST)  # float16 rounds the constant to 0.
 
 

@@ -73,7 +73,7 @@ def image_tokenizer(
   """Returns the image tokenizer of a target with this config, None if it is only described.
 
   `to_codes` maps tokens `[B, T]` to codes `[B, height * width]`, `to_tokens` back, and `of_tokens`
-  the vectors of all codes to those of all tokens; by default tokens are codes.
+  the vectors of all codes to the vectors of all tokens; by default tokens are codes.
   """
   if loaded is None or is_described(loaded):
     return None
@@ -89,7 +89,7 @@ def image_tokenizer(
 
 
 Params = Any
-# Matrices of drafters: those of a target, and of every other linear layer.
+# Matrices of drafters: a target's, and every other linear layer's.
 _PRODUCTS = transformer.PRODUCTS | {r'(.*/)?(fc|in|out|gain|residual|hidden_\d+)/kernel': 1}
 # Kinds of the networks, by role, that `discrete` builds drafts from.
 EAGLE = {'eagle': Kind(eagle.EagleConfig, eagle.init, transformer.SPLIT, orders=transformer.ORDERS,

@@ -42,7 +42,7 @@ def build(parts: Parts) -> Model:
 
 
 def _text(parts: Parts) -> bpe.Text | None:
-  """Returns the text tokenizer; raises ValueError if it is not that of the target."""
+  """Returns the text tokenizer; raises ValueError if it is not the target's."""
   config = parts.loaded['target'].config
   form = parts.loaded['text'].config.form if 'text' in parts.loaded else None
   # The first code of some models is the number of its tokens; others name the tokens of images.
@@ -56,7 +56,7 @@ def _text(parts: Parts) -> bpe.Text | None:
 
 def _text_forms(target: Loaded) -> tuple[str, ...]:
   """Returns the formats of tokenizer files that a target may have."""
-  # A converted target has that of its own file: templates and ids of others differ.
+  # A converted target has its own file's: templates and ids of others differ.
   forms, family = tuple(FAMILY.text_forms), target.metadata.get('family')
   return (family,) if family in forms else forms
 

@@ -37,7 +37,7 @@ class Parts(NamedTuple):
   def pair(self, role: str, *sizes: str, **others: str) -> None:
     """Checks that a network fits the target, if there is one of this role.
 
-    Raises ValueError unless these sizes of its config equal those of the target's; `others` have
+    Raises ValueError unless these sizes of its config equal the target's; `others` have
     other names there.
     """
     if role not in self.loaded:
@@ -74,7 +74,7 @@ class Parts(NamedTuple):
     return text
 
   def writer(self, writers: Mapping[str, Writer]) -> Writer | None:
-    """Returns the prompt writer that the default 'contexts' names, else that of the part 'text'.
+    """Returns the prompt writer that the default 'contexts' names, else the part 'text'.
 
     The writer of the part gets its `first_token`, if there is one. Without a part 'text' there is
     no writer; a name that is not among `writers` raises ValueError.
@@ -262,7 +262,7 @@ def get(name: str) -> Family:
   return FAMILIES[name]
 
 
-def of_target(kind: str) -> Family:
+def target_family(kind: str) -> Family:
   """Returns the family whose targets are networks of this kind; raises ValueError without any."""
   owner = lambda: next((family for family in FAMILIES.values() if kind in family.roles['target']),
                        None)

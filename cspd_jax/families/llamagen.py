@@ -42,7 +42,7 @@ def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
 
 
 def _networks(config: llamagen.LlamaGenConfig) -> dict[str, tuple[str, Any]]:
-  """Networks for a target: those of every family, Medusa heads and a smaller LlamaGen."""
+  """Networks for a target: every family's, Medusa heads and a smaller LlamaGen."""
   small = llamagen.PRESETS['c2i_b_256']
   draft = dataclasses.replace(
       config, dim=small.dim, num_layers=small.num_layers, num_heads=small.num_heads,

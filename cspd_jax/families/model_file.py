@@ -32,11 +32,11 @@ def save(folder: str | os.PathLike, family: str, parts: Mapping[str, str],
     family: name of its family.
     parts: folders of networks by role, relative to `folder` or absolute; they are added to
       those of the model.
-    defaults: see `Model.defaults`; they are added to those of the model. If the target is in
-      another folder than before, they replace those of the old target.
+    defaults: see `Model.defaults`; they are added to the model's. If the target is in
+      another folder than before, they replace the old target's.
 
   Raises:
-    CheckpointError: if the folder is that of a network, or holds a model of another family.
+    CheckpointError: if the folder is a network's, or has a model of another family.
     ValueError: for an unknown family, role or default, or a default decoder in an unsupported form.
   """
   folder = paths.folder('folder', folder)
@@ -57,7 +57,7 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   Args:
     states: everything that determines each network, by role.
     new_target: whether the target replaces another one, whose defaults do not apply any more; see
-      `of_old_target`.
+      `old_target_defaults`.
   """
   folder = paths.folder('folder', folder).resolve()
   describe = lambda: _joined(folder, family, {role: role for role in states}, defaults, new_target)
@@ -70,7 +70,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
                 resumes: bool = False) -> None:
   """Checks in advance that a model and its networks can be saved in a folder.
 
-  Arguments and errors are those of `save`; `parts` are in the folder, and none may be a link, since
+  Arguments and errors as for `save`; `parts` are in the folder, and none may be a link, since
   saving would replace the network that it points to. For `resumes`.
   """
   folder = paths.folder('folder', folder)
@@ -82,7 +82,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
     store.check_place(folder / part, resumes)
 
 
-def of_old_target(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
+def old_target_defaults(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the defaults of the model in a folder that a new target with `defaults` does not keep.
 
   These are sampling options, prompts, decoders and measurements: all that belongs to the old one.
@@ -127,7 +127,7 @@ def read(folder: pathlib.Path) -> dict[str, Any]:
   description = _content(folder)
   if 'kind' in description:  # The folder of a network.
     try:
-      owner = family_lib.of_target(reading.entry(description, 'kind', str)).name
+      owner = family_lib.target_family(reading.entry(description, 'kind', str)).name
     except ValueError as error:
       raise CheckpointError(f'{folder / FILE}: {error}') from error
     return dict(family=owner, parts={'target': '.'}, defaults={})

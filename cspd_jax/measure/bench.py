@@ -92,7 +92,7 @@ class Bench:
     """Returns the first `count` images; None for one per prompt.
 
     If there are more images than prompts, the prompts repeat, but the images differ. The seed may
-    be a random key; options that are None are those of the bench. What the decoder or the memory of
+    be a random key; options that are None are the bench's. What the decoder or the memory of
     the device does not support raises ValueError.
     """
     count, total = len(self.prompts) if count is None else count, len(self.prompts)
@@ -126,7 +126,7 @@ class Bench:
   def reference(self, sets: int) -> tuple[Sample, list[Sample]]:
     """Decodes `sets` times as many images with the baseline, for each of two other seeds.
 
-    Returns all images of the first seed; and those of the second in sets of `N`, each with the
+    Returns all images of the first seed; and the images of the second in sets of `N`, each with the
     first as its reference, which measures the effect of noise alone.
     """
     count, first, second = len(self.prompts), self.redrawn(sets, 1), self.redrawn(sets, 2)
@@ -138,7 +138,7 @@ class Bench:
 
   def redrawn(self, sets: int = 1, number: int = 1) -> Sample:
     """Decodes `sets` times as many images with the baseline and seed 1 or 2 of two others."""
-    # They differ from those of all images, whose numbers are much smaller.
+    # They differ from the keys of all images, whose numbers are much smaller.
     seed = jax.random.fold_in(random_lib.seed_key(np.ravel(self.seed)[0]), 2**32 - number)
     return self._decode(self.images(
         self.baseline, count=sets * len(self.prompts), seed=seed))
@@ -164,7 +164,7 @@ class Bench:
             ) -> Callable[[], list[continuous_batching.Finished]]:
     """Returns a function to be timed that decodes a queue of images, one per prompt.
 
-    It is compiled and has run once. Images and prompts are those of `run`; the row of a complete
+    It is compiled and has run once. Images and prompts as in `run`; the row of a complete
     image starts the next one. For decoders of discrete tokens.
     """
     images = self.images(specification, batch_size=batch_size)

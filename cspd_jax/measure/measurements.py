@@ -26,7 +26,7 @@ class Measurement(NamedTuple):
 class Reference(NamedTuple):
   """Images of the baseline that the images of all decoders are compared with."""
 
-  # The images: several times as many as those of a decoder, and with other seeds.
+  # The images: several times as many as a decoder's, and with other seeds.
   sample: Sample | None = None
   # For each metric without a standard error, its mean and standard deviation over sets of baseline
   # images. Each set has as many images as a decoder, with seeds of its own.
@@ -104,7 +104,7 @@ def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
 
 
 def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
-  """Returns the fractions of images equal to those of the baseline, without and with a window."""
+  """Returns the fractions of images equal to the baseline's, without and with a window."""
   share = lambda name: float(np.mean(np.all(sample.tokens == bench.sample(name).tokens, axis=1)))
   equal = dict(equal_to_baseline=share(bench.baseline))
   # A window of the same length has the same shapes and therefore the same rounding.

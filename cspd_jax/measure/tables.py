@@ -68,7 +68,7 @@ class Table(NamedTuple):
 
 
 def entries(shown: Iterable[Table]) -> dict[str, Any]:
-  """Returns the entries of a report with all rows of some tables, as `of_report` reads them."""
+  """Returns the entries of a report with all rows of some tables, as `read_tables` reads them."""
   rows: list[Row] = []
   tables = []
   for title, columns, own in shown:
@@ -78,7 +78,7 @@ def entries(shown: Iterable[Table]) -> dict[str, Any]:
   return dict(rows=rows, tables=tables)
 
 
-def of_report(path: str | os.PathLike) -> list[Table]:
+def read_tables(path: str | os.PathLike) -> list[Table]:
   """Reads the tables of a report, a report.json or its folder.
 
   A report lists its tables in `tables`: for each a title, columns, and the indices of its rows; one

@@ -108,7 +108,7 @@ class Compared(NamedTuple):
   # `[N]` seconds of each image at batch 1, median of the timed runs; None before them.
   seconds: np.ndarray | None = None
   timed_runs: int = 0  # Timed runs of every image.
-  # Standard error of the time of a pass over that of the first timed decoder, relative to it: what
+  # Standard error of the time of a pass over the first timed decoder's, relative to it: what
   # the machine adds to the times. None for that decoder, and if too few runs show it.
   noise: float | None = None
 
@@ -142,7 +142,7 @@ def compare(images: Mapping[str, Images], *, captions: Sequence[str] | None = No
 
   Args:
     images: by name of the decoder, the same images.
-    captions: those of `metrics.base.Sample`.
+    captions: see `metrics.base.Sample`.
     repeats: maximum number of timed runs per image and decoder.
     budget: limit on the seconds of all timed runs; the first run of each always completes.
     steady: no further run is timed once all of `Compared.noise` are below this.

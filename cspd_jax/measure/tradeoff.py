@@ -28,7 +28,7 @@ class TradeoffCurve(NamedTuple):
   verifier: str  # The verifier's specification with `{}` for the parameter.
   values: tuple[float, ...]  # Values of the parameter, by increasing relaxation.
   from_exact: bool = True  # Whether the curve starts at the exact decoder.
-  like: str = ''  # Name of the curve of which this is a variant; '' if it is not a variant.
+  like: str = ''  # Name of the curve that this is a variant of; '' if it is not a variant.
 
 
 class Point(NamedTuple):
@@ -46,7 +46,7 @@ def specifications(drafter: str, curves: Sequence[TradeoffCurve]) -> dict[tuple,
       for curve in curves for value in curve.values}
 
 
-def of_curve(points: Sequence[Point], curve: TradeoffCurve) -> list[Measurement]:
+def curve_rows(points: Sequence[Point], curve: TradeoffCurve) -> list[Measurement]:
   """Returns the rows on a curve, from the points of one drafter."""
   return [point.row for point in points
           if point.curve == curve.name or (point.curve is None and curve.from_exact)]
@@ -64,7 +64,7 @@ def panels(points: Mapping[str, Sequence[Point]], curves: Sequence[TradeoffCurve
     panels_of_row: list[plot.Panel] = []
     for measure, label in _MEASURES.items():
       lines = {curve.name: line for curve in curves
-               if (line := _line(of_curve(own_points, curve), measure, curve.like))}
+               if (line := _line(curve_rows(own_points, curve), measure, curve.like))}
       floor = sum(noise[measure]) if measure == 'frechet' and measure in noise else None
       if lines:
         panels_of_row.append(plot.Panel(title, label.format(baseline=baseline), lines, floor))
@@ -158,7 +158,7 @@ class Claim(NamedTuple):
   metric: str | None = None
 
 
-def of_guarantees(rows: Sequence[Measurement]) -> list[Conclusion]:
+def guarantee_conclusions(rows: Sequence[Measurement]) -> list[Conclusion]:
   """Tests whether the decoders meet their guarantees; omits guarantees that were not measured."""
   figures, result = [row.figures for row in rows], []
   deviations = {row['decoder']: _deviation(row['nll_excess'], row['nll_excess_error'])
@@ -168,7 +168,7 @@ def of_guarantees(rows: Sequence[Measurement]) -> list[Conclusion]:
     result.append(Conclusion(
         'exact decoders are exact', 'yes' if deviations[worst] < _BIASED else 'no',
         f'NLL minus entropy is 0 within {deviations[worst]:.1f} standard errors for all '
-        f'{len(deviations)} of them (the largest deviation is that of {worst})'))
+        f'{len(deviations)} of them (the largest deviation has {worst})'))
   # The first row is the baseline. The comparison with the baseline in windows of the same length
   # takes precedence where it was measured: other shapes are rounded differently.
   equal = [row['equal_to_baseline'] if row.get('equal_in_window') is None
@@ -193,7 +193,7 @@ def _deviation(excess: float | None, error: float | None) -> float | None:
   return abs(excess) / error if error else math.inf if excess and error == 0 else None
 
 
-def of_rows(rows: Sequence[Measurement], claims: Sequence[Claim]) -> list[Conclusion]:
+def claim_conclusions(rows: Sequence[Measurement], claims: Sequence[Claim]) -> list[Conclusion]:
   """Tests claims about a metric of two decoders, if both were measured."""
   by_name, result = {row.decoder: row.figures for row in rows}, []
   for claim in claims:
@@ -211,14 +211,14 @@ def of_rows(rows: Sequence[Measurement], claims: Sequence[Claim]) -> list[Conclu
   return result
 
 
-def of_curves(points: Mapping[str, Sequence[Point]], curves: Sequence[TradeoffCurve],
+def curve_conclusions(points: Mapping[str, Sequence[Point]], curves: Sequence[TradeoffCurve],
               claims: Sequence[Claim]) -> list[Conclusion]:
   """Tests claims about two curves, for every drafter."""
   by_name, result = {curve.name: curve for curve in curves}, []
   for claim in [claim for claim in claims if claim.metric is None]:
     for drafter, own_points in points.items():
       text = f'{claim.text}, {drafter}'
-      measured = gap(*(path(of_curve(own_points, by_name[name]))
+      measured = gap(*(path(curve_rows(own_points, by_name[name]))
                        for name in (claim.better, claim.worse)))
       if measured is None:
         result.append(Conclusion(text, 'unclear', 'the curves have no accepted length in common'))

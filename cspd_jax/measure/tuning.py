@@ -9,7 +9,7 @@ so its rounds are the expected maximum over its images. If a row whose image is 
 next one (`decoding.continuous_batching`), the total is the rounds of all images divided by the
 rows, plus the tail in which the last images finish alone, plus one prefill per group of images. The
 short run also times a round at one number of images (`base`). At another number `b`, the time
-scales like that of a bare forward pass of the target over equally many tokens:
+scales like a bare forward pass of the target over equally many tokens:
 
   seconds of a round(b) = seconds of a round(base) x pass(b, tokens) / pass(base, tokens)
 

@@ -28,7 +28,7 @@ _FEATURES = (*Features._fields, *_LABELS)
 _MOMENTS = {'pool': ('mu', 'sigma'), 'spatial': ('mu_s', 'sigma_s')}
 _STATISTICS = tuple(name for pair in _MOMENTS.values() for name in pair)
 # How far a covariance may be from symmetric and positive, as a share of its largest eigenvalue:
-# those of float16 are off by half of it. Larger numbers than the limit overflow in a distance.
+# in float16 they are off by half of it. Larger numbers than the limit overflow in a distance.
 _ROUNDING, _LIMIT = 1e-3, 1e100
 _REMEDY = 'give a folder of images or an .npz file'
 # Bytes of a batch per number of its pixels, which become float32, and per number of the network's
@@ -141,7 +141,7 @@ def extractor(of: InceptionEvaluator) -> Extractor:
 def opened(argument: str, path: str, of: InceptionEvaluator, batch_size: int) -> Source:
   """Opens a set of images, their features or published statistics; nothing is computed.
 
-  The path is that of a folder of images, or an .npz file of images, statistics (`mu`, `sigma`), or
+  The path leads to a folder of images, or an .npz file of images, statistics (`mu`, `sigma`), or
   of `save`. Anything else, features of another network, arrays that contradict each other, and
   batches that do not fit in memory raise ValueError.
   """
@@ -195,7 +195,7 @@ def scored(source: Source, of: InceptionEvaluator, batch_size: int,
     values = features(source.images, of, batch_size, progress, keep)
   if values is None:
     return source
-  # Published statistics are those of more images than the file holds.
+  # Published statistics are of more images than the file contains.
   return source._replace(
       features=values, pool=source.pool or image_scores.gaussian(values.pool),
       spatial=source.spatial or image_scores.gaussian(values.spatial))
@@ -203,7 +203,10 @@ def scored(source: Source, of: InceptionEvaluator, batch_size: int,
 
 def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: InceptionEvaluator,
             widths: Features) -> Features:
-  """Features of `save`; raises ValueError for those of another network, or inconsistent ones."""
+  """Features of `save`; raises ValueError for another network's, or inconsistent ones."""
+  if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'
+               or arrays[name].dtype.itemsize > 4000]:  # A thousand letters.
+    raise ValueError(f'{where}, whose {wrong[0]} is not a text; give the images.')
   labels = npz.arrays(path, _REMEDY, only=_LABELS)
   stored = inception.EVALUATORS.get(evaluator := str(labels['evaluator']))
   if stored is None or not inception.EVALUATORS[of.evaluator].has_features_of(stored):

@@ -1,6 +1,6 @@
 """Scores of two sets of images from their features.
 
-Most need Inception features. The constants are those of the evaluators: 3 neighbours for precision
+Most need Inception features. The constants are the evaluators': 3 neighbours for precision
 and recall (Kynkaanniemi et al., arXiv:1904.06991), and the splits of the inception score (Salimans
 et al., arXiv:1606.03498). Distances have float32 precision; ADM's evaluator computes them in
 float16.
@@ -11,7 +11,7 @@ the distance measures whether two decoders of one model draw from the same distr
 quality, and its values are not comparable with an FID or across tokenizers. There are deliberately
 few features: mean and standard deviation of every channel over an image, 16 numbers with LlamaGen's
 8 channels, whose covariance a few hundred images suffice to estimate. The estimate from few images
-is biased upwards; compare it with that of equally many images of the same decoder.
+is biased upwards; compare it with equally many images of the same decoder.
 """
 
 import functools
@@ -65,9 +65,9 @@ def _score(log_p: np.ndarray) -> float:
 def precision_recall(samples: np.ndarray, reference: np.ndarray) -> tuple[float, float]:
   """Returns precision and recall of pool features `[N, F]` of samples and `[M, F]` of a reference.
 
-  That is the share of samples within the manifold of the reference, and that of the reference
-  within the manifold of the samples. A manifold is the union of spheres around its points, at least
-  4, each up to its third neighbour.
+  That is the share of samples within the manifold of the reference, and the share of the reference
+  within the manifold of the samples. A manifold is the union of spheres around its points, each up
+  to its third neighbour. There are at least 4 images of each.
   """
   assert min(len(samples), len(reference)) >= LEAST_IMAGES, 'enough neighbours'
   # Around the origin, squared distances lose no digits to large norms.
@@ -143,7 +143,7 @@ def distance(a: FeatureMoments, b: FeatureMoments) -> float:
 
 
 def are_equal(a: FeatureMoments, b: FeatureMoments) -> bool:
-  """Whether the moments are those of the same points, up to rounding.
+  """Whether the moments are of the same points, up to rounding.
 
   Those of different points differ more: the means of `N` by about `std / sqrt(N)`.
   """
@@ -154,7 +154,7 @@ def are_equal(a: FeatureMoments, b: FeatureMoments) -> bool:
               np.abs(a.covariance - b.covariance).max() <= _ROUNDING * variance)
 
 
-def of_sample(sample: base.Sample, model: Model) -> np.ndarray | None:
+def sample_features(sample: base.Sample, model: Model) -> np.ndarray | None:
   """Returns the features of a sample's images, `[N, F]`, cached; None without an encoder."""
   tokenizer = model.tokenizer
   if tokenizer is None or tokenizer.features is None:
@@ -167,11 +167,11 @@ def of_sample(sample: base.Sample, model: Model) -> np.ndarray | None:
 
 
 def _frechet(sample: base.Sample, model: Model) -> base.Value:
-  points, reference = of_sample(sample, model), sample.reference
+  points, reference = sample_features(sample, model), sample.reference
   if points is None or reference is None or len(points) < 2:
     return base.UNKNOWN
   return base.Value(distance(gaussian(points), reference.once(
-      'gaussian', lambda: gaussian(np.asarray(of_sample(reference, model))))))
+      'gaussian', lambda: gaussian(np.asarray(sample_features(reference, model))))))
 
 
 FRECHET = base.Metric(

@@ -1,7 +1,7 @@
 """Inception features of images, as the evaluators that people compare with compute them.
 
 The evaluators resize images to 299 pixels in different ways, which changes a FID by several per
-cent, so that features belong to an evaluator: that of ADM (arXiv:2105.05233), torch-fidelity, whose
+cent, so that features belong to an evaluator: ADM's (arXiv:2105.05233), torch-fidelity, whose
 features are the same, or pytorch-fid.
 """
 

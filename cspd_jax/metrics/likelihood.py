@@ -117,7 +117,7 @@ def unigram_distance(tokens: np.ndarray, others: np.ndarray, vocab_size: int) ->
   return float(0.5 * np.abs(shares[0] - shares[1]).sum())
 
 
-def of_sample(sample: base.Sample, model: Model) -> Likelihood:
+def measured(sample: base.Sample, model: Model) -> Likelihood:
   """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
   guided = is_guided(sample.sampling)
   target = model.target(guided=guided)
@@ -130,7 +130,7 @@ def of_sample(sample: base.Sample, model: Model) -> Likelihood:
 def _difference(sample: base.Sample, model: Model) -> base.Value:
   if sample.reference is None:
     return base.UNKNOWN
-  nll, reference_nll = (of_sample(images, model).nll for images in (sample, sample.reference))
+  nll, reference_nll = (measured(images, model).nll for images in (sample, sample.reference))
   # Compares each image with the reference images of the same condition.
   return base.mean(nll - reference_nll.reshape(-1, len(nll)).mean(axis=0))
 
@@ -143,14 +143,14 @@ def _unigrams(sample: base.Sample, model: Model) -> base.Value:
 
 
 NLL = Metric(
-    'nll', 'NLL', '{:.3f}', lambda *args: base.mean(of_sample(*args).nll), group='fidelity',
+    'nll', 'NLL', '{:.3f}', lambda *args: base.mean(measured(*args).nll), group='fidelity',
     meaning="mean negative log-likelihood per token under the target's guided distribution, nats")
 NLL_DIFFERENCE = Metric(
     'nll_difference', 'NLL - vanilla', '{:+.3f}', _difference, group='fidelity',
     meaning="NLL minus the NLL of the target's own images of the same prompts")
 NLL_EXCESS = Metric(
     'nll_excess', 'NLL - entropy', '{:+.3f}',
-    lambda *args: base.mean(of_sample(*args).nll - of_sample(*args).entropy), group='fidelity',
+    lambda *args: base.mean(measured(*args).nll - measured(*args).entropy), group='fidelity',
     meaning='NLL minus the entropy of the distributions along the same images; its expectation is '
     '0 for all exact decoders')
 UNIGRAM_DISTANCE = Metric(
@@ -161,8 +161,8 @@ UNIGRAM_DISTANCE = Metric(
 class Distance(NamedTuple):
   """Distances `[B]` of images, over their tokens.
 
-  Along the target's own images, the mean of `relative_entropy` is that of whole images per token;
-  that of `other_nll - nll` is the same, but varies more.
+  Along the target's own images, the mean of `relative_entropy` is the relative entropy of whole
+  images per token; the mean of `other_nll - nll` is the same, but varies more.
   """
 
   nll: jax.Array  # Mean negative log-likelihood under the target, in nats.

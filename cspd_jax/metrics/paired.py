@@ -58,7 +58,7 @@ def differences(sample: base.Sample, baseline: base.Sample, model: Model,
                 names: Collection[str] | None = None) -> dict[str, Difference]:
   """Returns the difference of every statistic of the model's engine, by name.
 
-  Both have the same conditions and seeds; `names` are those of `STATISTICS`, None for all.
+  Both have the same conditions and seeds; `names` are keys of `STATISTICS`, None for all.
   """
   return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model),
                            sample.captions if statistic.of_captions else None)
@@ -86,7 +86,7 @@ def _detail(sample: base.Sample, model: Model) -> np.ndarray:
 
 _EVERY = ('discrete', 'continuous')
 STATISTICS = {
-    'nll': Statistic('NLL', lambda *args: likelihood.of_sample(*args).nll, ('discrete',),
+    'nll': Statistic('NLL', lambda *args: likelihood.measured(*args).nll, ('discrete',),
                      likelihood.NLL.meaning),
     'brightness': Statistic('brightness', lambda *args: _luma(*args).mean(axis=(1, 2)), _EVERY,
                             'mean luma of the pixels, from 0 to 255'),
@@ -94,5 +94,5 @@ STATISTICS = {
                           'standard deviation of that luma'),
     'detail': Statistic('detail', _detail, _EVERY,
                         'mean difference of the luma of adjacent pixels'),
-    'asked': Statistic('asked', scenes.of_each, _EVERY,
+    'asked': Statistic('asked', scenes.image_shares, _EVERY,
                        'share of what its caption asks for that an image shows', of_captions=True)}

@@ -143,7 +143,7 @@ def asked(marks: dict[str, np.ndarray], captions: Sequence[str]) -> dict[str, ba
           for kind in (*KINDS, 'all') if (valid := np.isfinite(marks[kind])).any()}
   values = {kind: base.ratio(right[of > 0], of[of > 0]) for kind, (right, of) in sums.items()}
   shares = [values[kind] for kind in KINDS if kind in values]
-  # By prompt, because kinds fail together; NaN if an error is, which that of one prompt is.
+  # By prompt, because kinds fail together; NaN if an error is, as with one prompt.
   moved = [(right - values[kind].mean * of) / of.mean() + 0 * values[kind].standard_error
            for kind, (right, of) in sums.items() if kind in KINDS]
   error = base.mean(np.mean(moved, axis=0)).standard_error
@@ -303,13 +303,13 @@ def captions(model: Model, prompts: Sequence[Any]) -> list[str]:
   return result
 
 
-def of_sample(sample: Sample, model: Model) -> dict[str, Value]:
+def sample_scores(sample: Sample, model: Model) -> dict[str, Value]:
   """Returns the scores of `asked` of a sample with captions, by name."""
   assert sample.captions is not None
   return asked(_marks_of_sample(sample, model), sample.captions)
 
 
-def of_each(sample: Sample, model: Model) -> np.ndarray:
+def image_shares(sample: Sample, model: Model) -> np.ndarray:
   """Returns the share of its requests that each image of a sample with captions fulfils, `[N]`."""
   marks = _marks_of_sample(sample, model)
   return np.nanmean([marks[kind] for kind in KINDS], axis=0)

@@ -140,7 +140,7 @@ def _attended(query: jax.Array, scores: jax.Array, key_scale: jax.Array | None,
   """Attends with the products of queries and keys, `[R, K, H / K * L, S]`."""
   rows, length, _, width = query.shape
   kv_heads, num_queries, slots = scores.shape[1:]
-  # The scales of keys multiply scores, those of values weights: arrays without the axis `E`.
+  # The scales of keys multiply scores, the scales of values weights: arrays without the axis `E`.
   if key_scale is not None:
     scores = scores * key_scale.swapaxes(2, 3)
   scores = scores.reshape(rows, kv_heads, -1, length, slots) * width**-0.5

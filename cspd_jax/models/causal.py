@@ -60,7 +60,7 @@ class EmbeddedCondition(NamedTuple):
 class Causal(NamedTuple):
   """Specification of a decoder-only image model: the parts in which models differ.
 
-  Its parameters hold those of the transformer as `params['transformer']`. Tokens `0 .. V - 1` are
+  Its parameters have the transformer's as `params['transformer']`. Tokens `0 .. V - 1` are
   the image tokens: those that the output head predicts, and `num_forced` more that occur only
   where they are forced.
 
@@ -84,7 +84,7 @@ class Causal(NamedTuple):
     num_outputs: image tokens that `logits` predicts; None means the transformer's.
     small: see `decoding.base.Target`.
     position_embedding: None, or `(params, positions [R or 1, L]) -> [R or 1, L, D]`, which is added
-      to the embeddings of all tokens, those of the condition included. Positions past the end of
+      to the embeddings of all tokens, including the condition's. Positions past the end of
       the image must have one too.
   """
 
@@ -103,7 +103,7 @@ class Causal(NamedTuple):
   position_embedding: Callable[[Params, jax.Array], jax.Array] | None = None
 
   def placed(self, params: Params, embeddings: jax.Array, positions: jax.Array) -> jax.Array:
-    """Adds the embeddings of positions, if there are any, to those of tokens `[R, L, D]`."""
+    """Adds the embeddings of positions, if there are any, to the tokens' `[R, L, D]`."""
     if self.position_embedding is None:
       return embeddings
     return embeddings + self.position_embedding(params, positions)
@@ -269,7 +269,7 @@ def target(model: Causal, num_streams: int) -> base.Target:
 def network(model: Causal, num_streams: int) -> Network:
   """Returns a small model as a drafting network that reads tokens only.
 
-  Its features must be comparable with the target's, as those of the target's first layers with its
+  Its features must be comparable with the target's, as the features of its first layers with its
   final norm are.
   """
   small_target = target(model, num_streams)

@@ -3,7 +3,7 @@
 NextStep-1's flow head (arXiv 2508.10711) is the same network without variances.
 
 In the shape descriptions, `N` is any number of states, `L` of levels, `R` of modulations, `C` the
-length of a token, `D` the width of the transformer, `W` that of the diffusion head and `M` the
+length of a token, `D` the width of the transformer, `W` the diffusion head's and `M` the
 number of rows of a modulation: three per block, and two for the output.
 
 At full precision, float32 products do not use the tensor cores of a GPU, which multiply an order of

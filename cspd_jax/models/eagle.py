@@ -269,7 +269,7 @@ def predict(
 
 
 def network(config: EagleConfig, target: Ends) -> Network:
-  """Returns the drafter for `decoding.drafters.eagle`; its parameters are those of `attach`.
+  """Returns the drafter for `decoding.drafters.eagle`; its parameters are the result of `attach`.
 
   A drafter that reads prompts requires a `Prompt` as the condition of `prefill`; the others ignore
   the condition. Raises ValueError if the target's output head is for another number of tokens.

@@ -102,7 +102,7 @@ class EarlyFusionConfig(decoder_only.DecoderOnlySizes):
 
   @property
   def num_body(self) -> int:
-    """Tokens of the rows of an image, without those of its end."""
+    """Tokens of the rows of an image, without its end."""
     is_open = self.row_end is not None and not self.ends_last_row
     return self.height * self.row_width - is_open
 
@@ -164,7 +164,7 @@ def _published() -> dict[str, EarlyFusionConfig]:
                    'emu3_gen_8b': emu3, 'emu3_5_34b': emu3_5} | language_models
 
 
-# The published models; height and width are those of their square images.
+# The published models, with the height and width of their square images.
 PRESETS: dict[str, EarlyFusionConfig] = _published()
 
 

@@ -5,7 +5,7 @@ XLA runs the layer norm, activation and gate next to a product as separate kerne
 block; here they are fused with the product, which leaves two kernels per block.
 
 In the shape descriptions, `N` is the number of states, `C` the length of a token, `K` the width of
-a layer's input, `O` that of its output, `W` that of the diffusion head, `R` the number of
+a layer's input, `O` its output's, `W` the diffusion head's, `R` the number of
 modulations and `M` the rows of each; see `diffusion_head`.
 """
 
@@ -49,7 +49,7 @@ def apply(params: Params, x: jax.Array, modulation: jax.Array, row: jax.Array, *
           interpret: bool = False) -> tuple[jax.Array, jax.Array]:
   """Predicts noise and variance of states `[N, C]`, like `diffusion_head.Head.apply_modulated`.
 
-  `modulation` is `[R, M, W]`, `row` `[N]` that of each state. `interpret` runs the kernels in
+  `modulation` is `[R, M, W]`, `row` `[N]` is each state's. `interpret` runs the kernels in
   Pallas's interpreter, on any device.
   """
   layer = functools.partial(_layer, row=row, modulation=modulation, interpret=interpret)
@@ -154,7 +154,7 @@ def is_available() -> bool:
 def difference(device: jax.Device, interpret: bool = False) -> float:
   """Largest difference between `apply` and `Head` on two small examples, run on a device.
 
-  One is a head like those of MAR with float32 matrices, the other one like NextStep-1's with
+  One is a head like MAR's with float32 matrices, the other one like NextStep-1's with
   bfloat16 matrices.
   """
   return max(_difference(device, interpret, *example) for example in (
@@ -172,7 +172,7 @@ def _difference(device: jax.Device, interpret: bool, token_dim: int, learned_var
   scale = lambda leaf: leaf.shape[0]**-0.5 if leaf.ndim > 1 else 1
   params = jax.tree.map(
       lambda leaf: (scale(leaf) * normal(leaf.shape)).astype(dtype), shapes['params'])
-  # More states than a tile, some of which share a modulation.
+  # More states than a tile; some share a modulation.
   states, row = _TILE + 2, rng.integers(0, 5, _TILE + 2)
   arguments = normal((states, token_dim)), 0.3 * normal((5, 3 * layers + 2, width)), row
   plain = functools.partial(head.apply, method='apply_modulated')

@@ -1,8 +1,9 @@
 """GLM-Image's autoregressive part: a GLM-4 whose tokens are drawn twice, small and then large.
 
 A sequence is a prompt, which states both grids and ends with the token that announces an image; the
-codes of the small grid row by row; those of the large grid; and the token that ends the image. The
-codes of the large grid, cells of 32 x 32 pixels, condition a diffusion model that draws the pixels.
+codes of the small grid row by row; the codes of the large grid; and the token that ends the image.
+The codes of the large grid, cells of 32 x 32 pixels, condition a diffusion model that draws the
+pixels.
 There is one stream: the model has no null condition.
 
 Half of every attention head rotates, in sections by a temporal, a vertical and a horizontal
@@ -49,7 +50,7 @@ class GlmImageConfig(decoder_only.DecoderOnlySizes):
     vocab_size: number of all tokens, including text.
     num_codes: codes, whose published ids are their numbers.
     image_end: published id of the token that ends an image.
-    output_size: rows of the published output matrix, those of the codes first.
+    output_size: rows of the published output matrix, the codes first.
     sections: pairs of an attention head that rotate by the temporal, the vertical and the
       horizontal position; the other pairs do not rotate.
     qkv_bias: as in `transformer.TransformerConfig`, like the other fields.
@@ -210,7 +211,7 @@ def rope(config: GlmImageConfig) -> RopeFunction:
 
 def _embed_prompt(params: Params, sizes: transformer.TransformerConfig, prompt: Prompt
                   ) -> causal.EmbeddedCondition:
-  """Embeds prompts, whose positions end at -1, so that those of images are the same in all rows."""
+  """Embeds prompts, whose positions end at -1, so that images have the same ones in all rows."""
   embedded = causal.embed_prompt(params, sizes, prompt)
   visible, places, length = embedded.positions
   return embedded._replace(positions=causal.ConditionPositions(

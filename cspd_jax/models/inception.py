@@ -5,7 +5,7 @@ ADM's evaluator share: Inception-v3 (Szegedy et al., arXiv:1512.00567) with aver
 not count padding, a maximum in place of the last of them, and 1008 classes.
 
 Parameter tree: `NAME/{kernel, scale, bias, mean, variance}` for every convolution, and
-`fc/kernel`; names are those of the published tensors in lower case.
+`fc/kernel`; names are the published ones in lower case.
 """
 
 import dataclasses

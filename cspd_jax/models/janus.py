@@ -3,7 +3,7 @@
 A sequence is a prompt, which ends with the token that announces an image, followed by the codes of
 the image row by row. The published embedding of a code is a vector of 8 numbers that goes through a
 small network; here it is a row of the table of tokens, which the conversion computes. A head with a
-hidden layer predicts the codes; that of text is left out.
+hidden layer predicts the codes; the one for text is left out.
 
 Only codes are predicted, so they come first in the vocabulary: token `i` is code `i`, and the
 published id `i` of text is token `num_codes + i`. There is no grammar.

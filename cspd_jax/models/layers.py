@@ -60,7 +60,7 @@ class HeadNorm(nn.Module):
     """Normalises `x` `[R, L, heads, E]`."""
     scale = self.param('scale', nn.initializers.ones, x.shape[-2:])
     bias = self.param('bias', nn.initializers.zeros, x.shape[-2:])
-    # The variance is that of the centred values, so that on GPUs the norm is one kernel.
+    # The variance is of the centred values, so that on GPUs the norm is one kernel.
     wide = x.astype(jnp.float32)
     wide = wide - jnp.mean(wide, axis=-1, keepdims=True)
     wide = wide * jax.lax.rsqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + _HEAD_EPS)
@@ -68,7 +68,7 @@ class HeadNorm(nn.Module):
 
 
 def layer_norm(epsilon: float, name: str | None = None) -> nn.LayerNorm:
-  """Returns a layer norm whose variance is that of the centred values."""
+  """Returns a layer norm whose variance is of the centred values."""
   return nn.LayerNorm(epsilon=epsilon, use_fast_variance=False, name=name)
 
 

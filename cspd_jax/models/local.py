@@ -36,7 +36,7 @@ _READ_INIT = nn.initializers.variance_scaling(0.25, 'fan_in', 'truncated_normal'
 
 @dataclasses.dataclass(frozen=True)
 class LocalConfig(neighbours.NeighboursConfig):
-  """Sizes of the network: those of a neighbours network, and two more.
+  """Sizes of the network: a neighbours network's, and two more.
 
   Attributes:
     feature_dim: `F`, the target's width.

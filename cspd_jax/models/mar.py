@@ -11,7 +11,7 @@ static lengths and uses the shortest that holds the visible tokens of every imag
 
 In the shape descriptions, `B` is the number of images, `R` of rows (images times guidance streams),
 `T` of tokens, `C` the length of a token, `L` the number of rows of a sequence (buffer, then
-tokens), `D` the width of the transformer and `W` that of the diffusion head.
+tokens), `D` the width of the transformer and `W` the diffusion head's.
 """
 
 import dataclasses
@@ -177,7 +177,7 @@ class MAR(nn.Module):
 
   def transform(self, labels: jax.Array, drop: jax.Array, tokens: jax.Array, visible: jax.Array
                 ) -> jax.Array:
-    """Returns vectors `z` `[R, T, D]`; the arguments are those of `encode`."""
+    """Returns vectors `z` `[R, T, D]`; arguments as for `encode`."""
     return self.decode(self.encode(labels, drop, tokens, visible), visible)
 
   def denoise(self, x: jax.Array, step: jax.Array, z: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -133,7 +133,7 @@ def _near_in_two(config: NeighboursConfig) -> np.ndarray:
 
 
 def small_cells(small: tuple[int, ...], height: int, width: int) -> np.ndarray:
-  """Returns the tokens `[height width]` of a small image at the places of those of a larger one."""
+  """Returns the tokens `[height width]` of a small image at the positions of a larger one's."""
   rows, columns = small
   row, column = np.indices((height, width)).reshape(2, -1)
   return (row * rows // height) * columns + column * columns // width

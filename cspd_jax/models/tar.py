@@ -1,6 +1,6 @@
 """Tar (arXiv 2506.18898): from text-aligned codes to the tokens of an image tokenizer.
 
-A language model like those of `early_fusion`, the prior, writes the text-aligned codes of a small
+A language model like an `early_fusion` one, the prior, writes the text-aligned codes of a small
 square grid. The bridge maps them to features: vectors of a codebook through a few layers of a
 vision transformer. AR-DTok, a transformer like LlamaGen's, reads the features as its condition and
 writes the tokens of the image. It has no rotary embedding; a table of positions, of the condition
@@ -24,7 +24,7 @@ from cspd_jax.core.tracing import is_concrete
 from cspd_jax.models import causal, decoder_only, early_fusion, layers, transformer
 
 Params = Any
-# Sides of the grids of codes, by scale: all codes, and those of features pooled by 2 and by 3.
+# Sides of the grids of codes, by scale: all codes, and codes of features pooled by 2 and by 3.
 SIDES = 27, 13, 9
 # The condition is codes `[B, P]` int; the second stream is the null condition.
 target, ends = decoder_only.target, decoder_only.ends

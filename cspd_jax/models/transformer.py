@@ -1,7 +1,7 @@
 """The decoder-only transformer that the autoregressive image models share.
 
 Blocks of RMSNorm, rotary attention with grouped key/value heads and a gated feed-forward layer,
-without biases but for those of `qkv_bias`. The layers are unrolled, each with its own leaves,
+without biases except with `qkv_bias`. The layers are unrolled, each with its own leaves,
 because XLA copies stacked or scanned weights on every decoding step.
 
 Rotary embeddings rotate the pairs (0, 1), (2, 3), ... of an attention head. Models that rotate
@@ -420,7 +420,7 @@ class Transformer(nn.Module):
       mask: bool, the slots that every new token sees: `[R or 1, L, L]` without a cache,
         `[R or 1, L, S]` with one. Every token must see at least one slot.
       cache: None for a forward pass over a whole sequence, otherwise the keys and values to read,
-        into which those of the new tokens are written.
+        into which the new tokens' are written.
       start: `[B]` first slot of the new tokens of every image in the cache.
 
     Returns:

@@ -4,10 +4,10 @@ A convolutional encoder maps an image to a grid of small vectors; each is replac
 of `codebook_size` vectors, whose index is the token; a mirrored decoder maps the tokens back to
 an image. With the default configuration this is LlamaGen's VQ-16 (one token per 16x16 pixels),
 whose vectors have length one; `CHAMELEON` is the tokenizer of Chameleon, Lumina-mGPT and Anole,
-`MOVQGAN` that of Lumina-mGPT 2.0, `EMU3` that of Emu3 for still images, and `IBQ` that of Emu3.5,
+`MOVQGAN` Lumina-mGPT 2.0's, `EMU3` Emu3's for still images, and `IBQ` Emu3.5's,
 whose tokens have the largest inner product instead of the smallest distance.
 Everything is NHWC and a pure function of `(params, config)`. The functions of this module run the
-networks `config.tokenizer`, those of `cosmos.CosmosConfig` too.
+networks `config.tokenizer`, also for a `cosmos.CosmosConfig`.
 
 Parameter tree, `i` from high to low resolution in the encoder and in execution order (low to high
 resolution) in the decoder; 1x1 convolutions are dense layers with `[in, out]` kernels:

@@ -45,7 +45,7 @@ def fit(text: str, inches: float, size: float, most: int = 8) -> str:
 
   It is broken at spaces, after letters of Chinese, Japanese and Korean, and after `+`, `(`, `,` and
   `=`, because specifications of decoders have no spaces. A longer text ends in an ellipsis. `size`
-  is that of the font in points; for the rest, see `plain`.
+  is the font's in points; for the rest, see `plain`.
   """
   letters, lines = max(8, int(inches / (_LETTER * size))), ['']
   for word in _PIECES.findall(_drawable(' '.join(text.split()))):
@@ -75,7 +75,7 @@ def _drawable(text: str) -> str:
 
 
 def _width(text: str) -> int:
-  """Returns the width of a text in letters; those of Chinese are as wide as two."""
+  """Returns the width of a text in letters; Chinese ones are as wide as two."""
   return len(text) + sum(unicodedata.east_asian_width(letter) in 'WF' for letter in text)
 
 
@@ -89,7 +89,7 @@ def _font(letter: str) -> str | None:
 
 @functools.cache
 def _fonts() -> list[str]:
-  """Returns the names of the system's fonts, first that of all texts, then those without serifs."""
+  """Returns the system's fonts by name, first the one for all texts, then those without serifs."""
   # Matplotlib logs a warning about names without the usual weight.
   names = {font.name for font in font_manager.fontManager.ttflist
            if font.style == 'normal' and font.weight in (400, 'normal', 'regular')}

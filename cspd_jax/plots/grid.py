@@ -79,7 +79,7 @@ def acceptance_map(
     rounds: by decoder, `[N, H, W]` the number of the pass that committed each token.
     images: by decoder, `[N, height, width, 3]` in [-1, 1]; drawn next to the maps.
     captions: one line above every image.
-    notes: by decoder, a line below its name, such as its number of passes: that of the maps would
+    notes: by decoder, a line below its name, such as its number of passes: the maps' would
       leave out the passes of tokens that are no cells, and images that are not shown.
     title: a line above the figure.
   """

@@ -20,9 +20,6 @@ from cspd_jax.testing.tabular import Tabular
 
 # Sampling options of rows that take turns: guidance scale, temperature, top-p.
 OPTIONS = ((1.0, 1.0, 1.0), (1.5, 0.8, 1.0), (1.2, 1.0, 0.7), (1.0, 0.0, 1.0))
-# The options that neither guide, nor scale, nor cut; those with a temperature and no cut; and those
-# of temperature 0.
-PLAIN, SCALED, GREEDY = 0, 1, 3
 FALSE_ALARM = 1e-6  # Probability that a comparison of frequencies refuses a correct drafter.
 
 

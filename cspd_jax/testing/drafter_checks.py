@@ -25,17 +25,14 @@ from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.draft_probe import (
   FALSE_ALARM,
-  GREEDY,
   OPTIONS,
-  PLAIN,
-  SCALED,
   DraftProbe,
   Round,
 )
 from cspd_jax.testing.report import Check, CheckReport, collect, complaint, required
 from cspd_jax.testing.tabular import Tabular, first_prefix, prefix_number, tabular
 
-_MOST_PREFIXES = 2**19  # The most prefixes of the model that is made if none is passed.
+_MAX_PREFIXES = 2**19  # The most prefixes of the model that is made if none is passed.
 _LEAST = 8  # Groups with fewer tokens refute nothing.
 # Odd numbers by which `_digest` mixes columns.
 _MULTIPLIERS = np.random.default_rng(0).integers(1, 2**62, 4096, dtype=np.uint64) * 2 + 1
@@ -58,7 +55,7 @@ def check_drafter(drafter: Drafter, draft_params: Params = None, *, model: Tabul
   declared, and the remedy; ValueError if the drafter refuses the model.
 
   Args:
-    drafter: the drafter. Its randomness must be that of `DecodeContext.rowwise`.
+    drafter: the drafter. Its randomness must come from `DecodeContext.rowwise`.
     draft_params: its parameters, if any. Drafts from rounded logits, recorded from exact ones, show
       if the logits are large: add a number such as 200 to the last bias of a network.
     model: the model to draft for; by default `tabular(jax.random.key(0), 3, 6, guided=True,
@@ -83,7 +80,7 @@ def _model(drafter: Drafter) -> Tabular:
   """A table with room for the drafts."""
   length = 3 * max(2, -(-(drafter.tree.max_depth + 2) // 3))
   for vocab_size in (3, 2):
-    if first_prefix(length, vocab_size) <= _MOST_PREFIXES:
+    if first_prefix(length, vocab_size) <= _MAX_PREFIXES:
       return tabular(jax.random.key(0), vocab_size, length, guided=True, row_width=3)
   raise ValueError(
       f'the drafts are {drafter.tree.max_depth} tokens deep, and a model of as many tokens has too '
@@ -298,12 +295,9 @@ def rounded(probs: np.ndarray) -> np.ndarray:
 class Drawn(NamedTuple):
   """The tokens of one node in one round that were drawn; `n` of them."""
 
-  number: int  # Number of the round, from 1.
-  node: int  # The node.
   rows: np.ndarray  # `[n]` index of their images.
   tokens: np.ndarray  # `[n]`.
   probs: np.ndarray  # `[n, V]` their recorded distributions, without earlier siblings.
-  missing: float  # Fraction of the images without a candidate.
   groups: dict[str, np.ndarray]  # `[n]` groups of tokens, from coarse to fine; see `LEVELS`.
 
   def misfit(self, groups: np.ndarray, log_alarm: float) -> Misfit | None:
@@ -311,8 +305,11 @@ class Drawn(NamedTuple):
     return misfit(self.tokens, self.probs, groups, log_alarm)
 
 
-# What the tokens of a group have in common, in addition to the sampling options.
-LEVELS = ('options', 'row', 'image', 'rows above', 'path')
+# What the tokens of a group have in common, in addition to the sampling options, for sentences.
+LEVELS = {
+    'options': '', 'row': '', 'image': ' given the committed tokens',
+    'rows above': ' given what is recorded for the nodes before it',
+    'path': ' given the tokens before it'}
 
 
 def _normalised(probe: DraftProbe) -> Iterator[str]:
@@ -342,26 +339,30 @@ def _frequencies_match(probe: DraftProbe) -> Iterator[str]:
   # A candidate behind a side branch is tested given that branch.
   nodes += [(node, leaf) for leaf, node in enumerate(layout.leaf_candidate) if node > 0]
   log_alarm = np.log(FALSE_ALARM / (len(probe.results.rounds) * len(nodes) * len(LEVELS) + 1))
-  earlier: dict[int, Drawn] = {}
   for number, drafts in enumerate(probe.results.rounds, 1):
     for node, end in nodes:
-      drawn = _drawn(probe, drafts, number, node, end)
-      for level in LEVELS:
+      drawn = _drawn(probe, drafts, node, end)
+      for level, given in LEVELS.items():
         if bad := drawn.misfit(drawn.groups[level], log_alarm):
-          yield _sentence(probe, drafts, drawn, end, level, bad, log_alarm, node in earlier)
-      if drawn.tokens.size:
-        earlier[node] = drawn
+          after = '' if end == node else f', the candidate after leaf {end},'
+          guidance, temperature, *_ = OPTIONS[probe.option[drawn.rows][bad.members][0]]
+          yield (
+              f'propose: node {node}{after} does not follow row {layout.probs_rows[node]} of '
+              f'probs{given}: in round {number}, with guidance scale {guidance} and temperature '
+              f'{temperature}, {bad}; record the distribution that it was drawn from, after all '
+              "options, given everything at earlier positions, and draw no earlier token with "
+              'knowledge of it (invariants 1 and 2).')
 
 
 def _are_new(probe: DraftProbe) -> Iterator[str]:
-  """Drafts do not depend on those of the round before, if `reuses_drafts` is False."""
+  """Drafts do not depend on the last round's, if `reuses_drafts` is False."""
   if probe.drafter.reuses_drafts or probe.drafter.layout.draws == 'fixed':
     return
   tree, nodes = probe.tree, range(1, probe.tree.num_nodes + 1)
   log_alarm = np.log(FALSE_ALARM / (len(probe.results.rounds) * len(nodes) + 1))
   for number, (last, drafts) in enumerate(itertools.pairwise(probe.results.rounds), 2):
     for node in nodes:
-      drawn = _drawn(probe, drafts, number, node, node)
+      drawn = _drawn(probe, drafts, node, node)
       # The last draft for the same position, on the main chain.
       shift = (drafts.start - last.start)[drawn.rows]
       at = shift + tree.depth[node]
@@ -386,15 +387,13 @@ def _reached(probe: DraftProbe, drafts: Round, node: int) -> np.ndarray:
   return reached & (drafts.start + depth < probe.model.length)
 
 
-def _drawn(probe: DraftProbe, drafts: Round, number: int, node: int, end: int,
-           row: int | None = None, draws: str | None = None) -> Drawn:
-  """The tokens of a node, drawn from its own row of the recorded distributions or from another."""
+def _drawn(probe: DraftProbe, drafts: Round, node: int, end: int) -> Drawn:
+  """The drawn tokens of a node in a round; `end` is the node, or a leaf whose candidate it is."""
   layout, tree = probe.drafter.layout, probe.tree
-  row = layout.probs_rows[node] if row is None else row
   assert drafts.probs is not None  # Drafts that are not fixed have them.
-  probs, tokens = drafts.probs[:, row].copy(), drafts.tokens[:, node - 1]
+  probs, tokens = drafts.probs[:, layout.probs_rows[node]].copy(), drafts.tokens[:, node - 1]
   siblings = [other for other in range(1, node) if tree.parents[other] == tree.parents[node]]
-  if (draws or layout.draws) == 'distinct':
+  if layout.draws == 'distinct':
     for other in siblings:
       sibling = drafts.tokens[:, other - 1]
       probs[(np.arange(probe.model.vocab_size) == sibling[:, None])] = 0
@@ -405,7 +404,6 @@ def _drawn(probe: DraftProbe, drafts: Round, number: int, node: int, end: int,
   if end != node:
     possible &= drafts.tokens[:, end - 1] >= 0
   rows = np.flatnonzero(possible & (tokens >= 0) & (own > 0))
-  missing = np.mean(tokens[possible] < 0) if possible.any() else 0.0
   path = [*tree.paths[node, 1:tree.depth[node]], *siblings]
   if end != node:
     path += [other for other in tree.paths[end, 1:tree.depth[end] + 1] if other not in path]
@@ -419,112 +417,7 @@ def _drawn(probe: DraftProbe, drafts: Round, number: int, node: int, end: int,
       _digest(option), _digest(option, own_row), _digest(option, image),
       _digest(option, image, rounded(take(drafts.probs[:, above]))),
       _digest(option, image, take(drafts.tokens[:, [other - 1 for other in path]])))))
-  return Drawn(number, node, rows, take(tokens), take(probs) / take(mass)[:, None], float(missing),
-               groups)
-
-
-def _fits(drawn: Drawn, log_alarm: float) -> bool:
-  return bool(drawn.tokens.size) and not any(
-      drawn.misfit(groups, log_alarm) for groups in drawn.groups.values())
-
-
-def _sentence(probe: DraftProbe, drafts: Round, drawn: Drawn, end: int, level: str, bad: Misfit,
-              log_alarm: float, fitted_before: bool) -> str:
-  """Describes what is wrong with a node whose tokens do not follow their record."""
-  node, layout = drawn.node, probe.drafter.layout
-  assert drafts.probs is not None
-  row = layout.probs_rows[node]
-  place = f'node {node}' if end == node else f'node {node}, the candidate after leaf {end},'
-  where = f'in round {drawn.number} {bad}'
-  for other in range(drafts.probs.shape[1]):
-    if other != row and _fits(_drawn(probe, drafts, drawn.number, node, end, other), log_alarm):
-      return (f'propose: {place} was drawn from row {other} of probs, not from row {row}, which '
-              f'layout.probs_rows[{node}] names: {where}; set layout.probs_rows[{node}] to '
-              f'{other}, or record its distribution in row {row}.')
-  for other_draws in {'iid', 'distinct'} - {layout.draws}:
-    has_siblings = probe.tree.parents.index(probe.tree.parents[node]) < node
-    if drawn.groups['path'].size and has_siblings and _fits(
-        _drawn(probe, drafts, drawn.number, node, end, draws=other_draws), log_alarm):
-      return (f"propose: {place} and its siblings are drawn as '{other_draws}' describes, but "
-              f"layout.draws is '{layout.draws}': {where}; set layout.draws to '{other_draws}', or "
-              'draw them as it says.')
-  return f'propose: {place} ' + _cause(probe, drawn, level, bad, where, row, fitted_before)
-
-
-def _cause(probe: DraftProbe, drawn: Drawn, level: str, bad: Misfit, where: str, row: int,
-           fitted_before: bool) -> str:
-  """The rest of a sentence about a node that no other reading of its record explains."""
-  if level in ('options', 'row') and (when := _chosen(probe, drawn, bad)) is not None:
-    return (f'always has the most probable token of row {row} of probs{when}: {where}; such a '
-            "token is chosen, not drawn: record a one-hot distribution, or set layout.draws to "
-            "'fixed'.")
-  if level in ('options', 'row') and drawn.missing > 1e-3:
-    return (f'does not follow row {row} of probs: {where}, and the node has no candidate in '
-            f'{drawn.missing:.3g} of the images; whether it has one (token -1) must not depend on '
-            'the token that was drawn.')
-  if fitted_before:
-    return (f'followed row {row} of probs in earlier rounds and no longer does: {where}; a draft '
-            'that is kept must be recorded with its distribution in this round, given all that is '
-            'committed now.')
-  if level == 'rows above':
-    return (f'depends on what is recorded for an earlier position of the same round: {where}; an '
-            'earlier token must be drawn without knowledge of a later one (invariant 2), so draw '
-            'from the root to the leaves.')
-  if level == 'path':
-    return (f'follows row {row} of probs on average, but not given the tokens above it: {where}; '
-            'record its distribution given the path to it (invariant 1), and draw no earlier token '
-            'with knowledge of it (invariant 2).')
-  if level == 'image':
-    return (f'follows row {row} of probs on average, but not given the committed tokens: {where}; '
-            'record its distribution given everything at earlier positions (invariant 1).')
-  rows, parents = probe.drafter.layout.probs_rows, probe.tree.parents
-  if others := [other for other in range(1, len(rows)) if rows[other] == rows[drawn.node]
-                and parents[other] != parents[drawn.node]]:
-    return (f'does not follow row {row} of probs: {where}; that row is also the row of node '
-            f'{others[0]}, which is not its sibling: record the distribution of node {drawn.node} '
-            'in a row of its own.')
-  only = _only_with_options(drawn, probe)
-  if only and (temperature := _temperature(probe, drawn, bad)) is not None:
-    return f'does not follow row {row} of probs: {where}; {temperature}.'
-  return (f'does not follow row {row} of probs: {where}{only}; record the distribution that it was '
-          'drawn from as it was, after guidance, temperature and cuts, from logits of the same '
-          'precision (invariant 1).')
-
-
-def _temperature(probe: DraftProbe, drawn: Drawn, bad: Misfit) -> str | None:
-  """Says so if tokens follow their record at another temperature, and what to do."""
-  members = probe.option[drawn.rows] == SCALED
-  if probe.option[drawn.rows][bad.members][0] != SCALED:
-    return None
-  temperature = OPTIONS[SCALED][1]
-  for power, cause in (
-      (temperature, 'its tokens follow that row at temperature 1, so draw them with the '
-       'temperature'),
-      (1 / temperature, 'its tokens follow that row with the temperature, which the record '
-       'ignores, so record the distribution after it')):
-    weights = drawn.probs[members] ** power
-    probs = weights / weights.sum(axis=1, keepdims=True)
-    if misfit(drawn.tokens[members], probs, drawn.groups['row'][members],
-              np.log(FALSE_ALARM)) is None:
-      return cause
-  return None
-
-
-def _chosen(probe: DraftProbe, drawn: Drawn, bad: Misfit) -> str | None:
-  """Whether tokens are always the most probable ones: None, or with which options."""
-  is_best, option = drawn.tokens == drawn.probs.argmax(axis=1), probe.option[drawn.rows]
-  if is_best.all():
-    return ''
-  is_greedy = option[bad.members][0] == GREEDY and is_best[option == GREEDY].all()
-  return ' at temperature 0' if is_greedy else None
-
-
-def _only_with_options(drawn: Drawn, probe: DraftProbe) -> str:
-  """Says so if the tokens follow their record without guidance, temperature and cuts."""
-  plain = probe.option[drawn.rows] == PLAIN
-  fits = misfit(drawn.tokens[plain], drawn.probs[plain], drawn.groups['row'][plain],
-                np.log(FALSE_ALARM)) is None
-  return ', though it does without guidance, temperature and cuts' if fits and plain.any() else ''
+  return Drawn(rows, take(tokens), take(probs) / take(mass)[:, None], groups)
 
 
 def _images(probe: DraftProbe) -> Iterator[str]:

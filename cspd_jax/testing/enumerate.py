@@ -87,7 +87,7 @@ class _Enumerated:
 
 
 def outcome(radices: list[int], index: jax.Array, dtype: Any) -> Any:
-  """Returns random numbers of which every outcome has an index; `.state.weight` is its probability.
+  """Returns random numbers whose outcomes have an index each; `.state.weight` is its probability.
 
   Tracing fills `radices` with the numbers of answers; their product is the number of outcomes.
   """

@@ -94,7 +94,7 @@ def check_decoder(decoder: Decoder, tabular: Tabular, probs: np.ndarray,
   """Tests a decoder, built on `tabular.target`, through its jitted path.
 
   `probs` `[C, V**T]` are the expected distributions, `class_probs(tabular, sampling)`;
-  `draft_params` those of the drafter, if any. Other arguments are those of `check_sampler`.
+  `draft_params` are the drafter's, if any. Other arguments as for `check_sampler`.
   """
   decode = programs.jit(decoder, short_sums=True)
   sample = lambda key, labels: decode(tabular.params, labels, key, sampling, draft_params).tokens

@@ -14,7 +14,7 @@ from cspd_jax.decoding.base import Cache, Condition, Features, Params, Target, T
 from cspd_jax.decoding.tree import RuntimeTree, chain
 
 ROWS = 4  # Number of rows checked together, enough for several starts and accepted nodes.
-SPARE = 8  # Slots in addition to those of the image's tokens.
+SPARE = 8  # Slots in addition to the image's.
 # Total variation that rounding may cause, by the number of bits of the least precise dtype.
 _TOLERANCE = {16: 0.15, 32: 2e-3, 64: 1e-6}
 

@@ -18,7 +18,7 @@ from cspd_jax.testing.tabular import first_prefix, prefix_number
 
 _START = 4  # Token number of the root.
 # The most outcomes of the randomness of one verdict, and of all of a layout.
-_MOST, _MOST_IN_ALL = 2**12, 2**24
+_MAX_OUTCOMES, _MAX_IN_ALL = 2**12, 2**24
 
 
 class StageDrafts(NamedTuple):
@@ -196,7 +196,7 @@ def verify(verifier: Verifier, arrangement: Arrangement, made: StageDrafts) -> V
       x[0, :1] for x in arguments[1:]))[1]
   contract.check_verdict(rows, 1, len(arrangement.parents))
   total = int(np.prod([float(radix) for radix in radices]))
-  if total > _MOST or total * made.weight.size > _MOST_IN_ALL:
+  if total > _MAX_OUTCOMES or total * made.weight.size > _MAX_IN_ALL:
     return None
   outcomes = jax.vmap(run, (0, None, None, None))
   every = jax.vmap(jax.vmap(outcomes, (None, 0, 0, 0)), (None, None, 0, 0))

@@ -1,7 +1,7 @@
 """Cleans and tokenizes prompts for models that were trained on captions from the web, with T5.
 
 The training captions were cleaned twice, of links, markup, file names, article numbers and the
-like, and so are prompts. The steps and their order are those of LlamaGen (arXiv 2406.06525), which
+like, and so are prompts. The steps and their order are LlamaGen's (arXiv 2406.06525), which
 uses the ones of DeepFloyd IF. A plain sentence is only converted to lower case.
 """
 

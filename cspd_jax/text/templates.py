@@ -122,7 +122,7 @@ def _janus(text: Text, words: list[int]) -> tuple[list[int], list[int]]:
   """Returns the two contexts of an image, from the published ids of its text.
 
   The second one is as long as the first, and padding takes the place of the words. It is read like
-  any other token, as in the official program and in that of transformers.
+  any other token, as in the official program and in transformers.
   """
   first, pad, last = (id_of(text, name) for name in (
       '<｜begin▁of▁sentence｜>', '<｜▁pad▁｜>', '<begin_of_image>'))
@@ -214,7 +214,7 @@ def code_map(text: Text, first_code: int, num_codes: int) -> np.ndarray:
 
   The code is read from the token's name: `IMGIMG`, the digits of the code as letters from A for 0
   to J for 9, and `Z`. Entry `i` is for the id `first_code + i`; the result is a permutation. Raises
-  ValueError if the names are not those of `num_codes` codes.
+  ValueError if the names do not name `num_codes` codes.
   """
   codes = np.full(num_codes, -1)
   for name, token_id in text.ids.items():

@@ -1,20 +1,10 @@
-"""Training of a network for corrected windows, on windows recorded while decoding.
+"""Training of a network for corrected windows: an EAGLE network, or one that reads what is near.
 
-The network is an EAGLE network, or one that reads what is near (`models.local`).
+It begins on whole images with the target's guided distributions, because a step without windows is
+cheap, and goes on with windows recorded while decoding (`windows`, `corrector_loss`). All that a
+local network (`models.local`) reads of its images was recorded along with their windows, so that
+the target is not run at all.
 
-A step reads windows that a corrected decoder scored, see `Windows`: the old main chain with the
-target's stale features, and the image's final tokens as the new context. The network reads the
-old window once, and the new window in a few passes, each with the corrected features of the pass
-before, as `drafters.from_network` does. A draft is accepted with probability
-`a = sum_x min(p(x), q(x))` when it is reached, so the mean accepted length of a chain is
-`a_1 + a_1 a_2 + ...`: the objective.
-
-The training begins on whole images with the target's guided distributions (`plain_step`), because a
-step without windows is cheap. All that a local network reads of its images was recorded along with
-their windows, so that the target is not run at all.
-
-While images are decoded, a recorder keeps of every round the main chain and the target's features
-along it, the windows. The image's final tokens are the context that the next round should have had.
 `train` continues the run that its folder holds and does nothing if that run is complete. `model` is
 the target with its tokenizer and drafters.
 """
@@ -30,14 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import batches, fields, programs
+from cspd_jax.core import batches
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.decoding.base import RoundResult
-from cspd_jax.decoding.drafters import correctors
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.decoding.tree import Tree
 from cspd_jax.files import atomic, matrices, npz, run_folder
 from cspd_jax.generation import memory, run
 from cspd_jax.generation.images import Images
@@ -51,47 +37,19 @@ from cspd_jax.training import (
   optimizer as optimizer_lib,
   samples,
 )
-from cspd_jax.training.optimizer import OptimizerConfig, TrainState
+from cspd_jax.training.corrector_loss import (
+  CorrectorConfig,
+  CorrectorTrainConfig,
+  batch_of,
+  loss,
+  measure,
+  plain_loss,
+)
+from cspd_jax.training.optimizer import OptimizerConfig
+from cspd_jax.training.windows import Windows, along, concatenate, recorder, recording
 
 Params = Any
-CorrectorConfig = eagle.EagleConfig | local.LocalConfig
 _DECODE_BATCH = 64
-# Depths behind the root whose acceptance rates are reported.
-_DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-# Lower bound of probabilities, so that their logarithms and ratios are finite.
-_TINY = 1e-20
-
-
-@dataclasses.dataclass(frozen=True)
-class CorrectorTrainConfig:
-  """Configuration of a corrector's training.
-
-  Attributes:
-    windows_per_image: windows per image and step.
-    passes: passes over the new window.
-    guidance_scales: guidance scales; each step draws one.
-    divergence_weight: weight of the KL divergence between the target's distributions and the
-      corrected ones, at positions that are reached.
-    plain_weight: weight of that divergence on the whole image, without a window to correct, or for
-      a local network on the old window. Right behind a changed token the corrector can rely on
-      little else.
-  """
-
-  optimizer: OptimizerConfig = OptimizerConfig(num_steps=1500, batch_size=8, warmup_steps=50)
-  windows_per_image: int = 6
-  passes: int = 3
-  guidance_scales: tuple[float, ...] = (2.0,)
-  divergence_weight: float = 0.5
-  plain_weight: float = 5.0
-
-  def __post_init__(self):
-    fields.check(
-        self, guidance_scales=fields.FINITE, divergence_weight=fields.NOT_NEGATIVE,
-        plain_weight=fields.NOT_NEGATIVE)
-    if not self.guidance_scales:
-      raise ValueError('guidance_scales is empty; provide at least one guidance scale.')
-
-
 # How a local network is trained by default: on whole images, and on windows.
 LOCAL_PLAIN = OptimizerConfig(num_steps=800, batch_size=4, muon_learning_rate=0.02, warmup_steps=50,
                               cooldown_steps=300, weight_decay=0.02)
@@ -107,7 +65,7 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
 
   Attributes:
     drafter: configuration of the network.
-    plain: configuration of the optimiser on whole images, for a local network on those of the
+    plain: configuration of the optimiser on whole images, for a local network on the images of the
       windows; None begins with windows, which suffices if the model's EAGLE network is the start.
     train: configuration of the training on windows.
     decoder: decoder that records the windows: a corrected decoder whose drafts are a chain.
@@ -145,379 +103,6 @@ class CorrectorRecipe(samples.Sampled, loop.Intervals):
   def role(self) -> str:
     """The role of the network in a model."""
     return 'local' if self.kind == 'local' else 'corrector'
-
-
-class Windows(NamedTuple):
-  """Recorded rounds of `N` images: `R` rounds per image, `L` drafts in the main chain.
-
-  Attributes:
-    tokens: `[N, T]` tokens of the images.
-    first: `[N, R]` index of the last committed token before a round.
-    accepted: `[N, R]` number of drafts that the round accepted; -1 if the image was complete.
-    nodes: `[N, R, L]` drafts of the main chain, behind that token.
-    features: `[N, R, L + 1, S, F]` features of the target, behind that token and these drafts.
-  """
-
-  tokens: np.ndarray
-  first: np.ndarray
-  accepted: np.ndarray
-  nodes: np.ndarray
-  features: np.ndarray
-
-
-class CorrectorBatch(NamedTuple):
-  """A batch of images with `W` windows each: tokens `[B, T]`, condition and guidance scale `[]`.
-
-  The others are `first` `[B, W]`, `accepted` `[B, W]`, `nodes` `[B, W, L]` and `features`
-  `[B, W, L + 1, S, F]` of `Windows`, and `along`, for a local network those of `along`, else None.
-  """
-
-  tokens: jax.Array
-  condition: Any
-  first: jax.Array
-  accepted: jax.Array
-  nodes: jax.Array
-  features: jax.Array
-  guidance_scale: jax.Array
-  along: jax.Array | None = None
-
-
-def along(windows: Windows) -> np.ndarray:
-  """Returns the target's features `[N, T, S, F]` that predicted the tokens of the images.
-
-  That of the first token, which no round has drawn, is 0.
-  """
-  images, count = windows.tokens.shape
-  drafts = np.arange(windows.features.shape[2])
-  # Drafts behind the end of an image are not accepted.
-  result = np.zeros((images, count, *windows.features.shape[3:]), windows.features.dtype)
-  for first, accepted, features in zip(
-      windows.first.T, windows.accepted.T, np.moveaxis(windows.features, 1, 0)):
-    at = first[:, None] + 1 + drafts
-    image, draft = np.nonzero((drafts <= accepted[:, None]) & (at < count))
-    result[image, at[image, draft]] = features[image, draft]
-  return result
-
-
-def batch_of(windows: Windows, conditions: Any, train: CorrectorTrainConfig, index: int,
-             in_order: bool = False, features: np.ndarray | None = None) -> CorrectorBatch:
-  """Returns the batch of step `index`, of images drawn at random or `in_order`.
-
-  `conditions` has one row per image, and so have `features`, those of `along`.
-  """
-  rng, size = np.random.default_rng((train.optimizer.seed, index)), train.optimizer.batch_size
-  images = (np.arange(index * size, (index + 1) * size) if in_order else
-            rng.choice(len(windows.tokens), size, replace=False))
-  incomplete = windows.accepted[images] >= 0
-  rounds = np.stack([
-      rng.choice(np.flatnonzero(row), train.windows_per_image,
-                 replace=row.sum() < train.windows_per_image) for row in incomplete])
-  at = images[:, None], rounds
-  return CorrectorBatch(
-      windows.tokens[images], jax.tree.map(lambda leaf: leaf[images], conditions),
-      windows.first[at], windows.accepted[at], windows.nodes[at], windows.features[at],
-      np.float32(rng.choice(train.guidance_scales)),
-      None if features is None else features[images])
-
-
-class Agreement(NamedTuple):
-  """Agreement of the network's distributions with the target's.
-
-  Attributes:
-    overlap: per pass, `[B, W, L]` overlap `sum_x min(p, q)` of the corrected distributions behind
-      the new roots.
-    divergence: per pass, `[B, W, L]` KL divergence between the target's distributions and them.
-    inside: `[B, W, L]` bool, whether the position is inside the image.
-    plain: `[B, T - 1]` KL divergence between the target's distributions and those of the network
-      on the whole image, both without cuts; for a local network `[B, W, L]` on the old window.
-  """
-
-  overlap: list[jax.Array]
-  divergence: list[jax.Array]
-  inside: jax.Array
-  plain: jax.Array
-
-
-def agreement(params: Params, config: CorrectorConfig, train: CorrectorTrainConfig,
-              target_params: Params, teacher: Teacher, batch: CorrectorBatch,
-              sampling: SamplingParams) -> Agreement:
-  """Compares the corrected distributions of every pass with the target's, with the same options.
-
-  `params` are those of the network, without the frozen target's, and `teacher` is the target.
-  """
-  images, count = batch.tokens.shape
-  length = batch.nodes.shape[2]
-  start = batch.first + batch.accepted + 1
-  positions = start[..., None] + 1 + jnp.arange(length)
-  inside = positions < count
-  reading = (_local_reading if isinstance(config, local.LocalConfig) else _eagle_reading)(
-      params, config, target_params, teacher, batch, sampling)
-  # Entries of the old window; the last positions of the new window are behind its end.
-  entries = batch.accepted[..., None] + 1 + jnp.arange(length)
-  has_stale = entries <= length
-  old = jax.tree.map(
-      lambda x: _gather(x, jnp.minimum(entries - 1, length - 1)), reading.old)
-  stale = _gather(reading.stale, jnp.minimum(entries, length))
-  target_probs = reading.target_probs(jnp.minimum(positions, count - 1))
-  corrected, overlap, divergence = stale, [], []
-  for _ in range(train.passes):
-    corrected = reading.correct(reading.read(corrected), old, stale, has_stale)
-    flat = corrected.reshape(images, -1, *corrected.shape[3:])
-    draft_probs = teacher.probs(
-        reading.logits(jnp.moveaxis(flat, 2, 0)), sampling, positions.reshape(images, -1))
-    draft_probs = draft_probs.reshape(target_probs.shape)
-    overlap.append(jnp.sum(jnp.minimum(draft_probs, target_probs), axis=-1))
-    divergence.append(kl_divergence(target_probs, draft_probs))
-  return Agreement(overlap, divergence, inside, reading.plain)
-
-
-class _Reading(NamedTuple):
-  """The inputs of a network for a batch.
-
-  Attributes:
-    target_probs: `positions [B, W, L] -> [B, W, L, V]` the target's distributions of tokens.
-    stale: `[B, W, L + 1, S, F]` the target's features of the old window.
-    old: what the network predicts behind the old nodes, with leading axes `[B, W, L]`.
-    read: from features `[B, W, L, S, F]` of the new window to what the network predicts there.
-    correct: `(new, old, stale, has_stale [B, W, L]) -> ` corrected features.
-    logits: the target's head.
-    plain: see `Agreement`.
-  """
-
-  target_probs: Callable[[jax.Array], jax.Array]
-  stale: jax.Array
-  old: Any
-  read: Callable[[jax.Array], Any]
-  correct: Callable[[Any, Any, jax.Array, jax.Array], jax.Array]
-  logits: Callable[[jax.Array], jax.Array]
-  plain: jax.Array
-
-
-def _eagle_reading(params: Params, config: Any, target_params: Params, teacher: Teacher,
-                   batch: CorrectorBatch, sampling: SamplingParams) -> _Reading:
-  count = batch.tokens.shape[1]
-  logits, features = drafter_lib.target_outputs(
-      target_params, teacher, batch.tokens, batch.condition)
-  probs = teacher.probs(logits, sampling, jnp.arange(count)[None])
-  params, network = eagle.attach(target_params, params), eagle.network(config, teacher.ends)
-  stale = batch.features.astype(features.dtype)
-  outputs, old, read = _reader(network, params, batch, features, stale)
-  plain = kl_divergence(*(
-      teacher.probs(x, warp_lib.uncut(sampling), jnp.arange(1, count)[None])
-      for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
-  start = batch.first + batch.accepted + 1
-  root = _of_rows(jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
-  return _Reading(
-      lambda positions: _of_rows(probs, positions), stale, old,
-      lambda corrected: jnp.concatenate([root[:, :, None], read(corrected[:, :, :-1])], axis=2),
-      lambda new, old, stale, has_stale: correctors.correct(
-          network, params, new, old, stale, has_stale[..., None, None]),
-      functools.partial(network.logits, params), plain)
-
-
-def _local_reading(params: Params, config: Any, target_params: Params, teacher: Teacher,
-                   batch: CorrectorBatch, sampling: SamplingParams) -> _Reading:
-  (images, count), (windows, length) = batch.tokens.shape, batch.nodes.shape[1:]
-  width, rows = config.row_width, images * windows
-  assert batch.along is not None  # As `train` calls `batch_of`.
-  along, features = (x.astype(jnp.float32) for x in (batch.along, batch.features))
-  # Every window is a row of its own.
-  flat = lambda x: x.reshape(rows, *x.shape[2:])
-  unflat = lambda x: x.reshape(images, windows, *x.shape[1:])
-  tokens = jnp.repeat(
-      jnp.pad(batch.tokens, ((0, 0), (0, length + 1))), windows, axis=0)
-  first, accepted, nodes = map(flat, (batch.first, batch.accepted, batch.nodes))
-
-  read = lambda x: local.read(params, config, x)
-
-  def row(start):
-    """Returns the reads of the last `W + 1` committed tokens up to number `start` `[B, W]`."""
-    at = start[..., None] - width + jnp.arange(width + 1)
-    return read(flat(_of_rows(along, jnp.clip(at, 0, count - 1))))
-
-  def predict(image, row, window, start):
-    return jax.tree.map(unflat, local.predict(
-        params, config, image, jnp.concatenate([row, window[:, :-1]], axis=1), start))
-
-  old_image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(
-      tokens, nodes, first + 1, 0)
-  window = read(flat(features))
-  # The first node counts as the root of the old window, as in `local.corrector`.
-  old = predict(old_image, jnp.concatenate([row(batch.first)[:, 1:], window[:, :1]], axis=1),
-                window[:, 1:], first + 1)
-  start = first + accepted + 1
-  new_row = row(batch.first + batch.accepted + 1)
-  logits = lambda x: teacher.ends.logits(target_params, x)
-
-  def probs(features, positions, sampling):
-    x = jnp.moveaxis(features.reshape(images, -1, *features.shape[3:]), 2, 0)
-    return teacher.probs(
-        logits(x), sampling, positions.reshape(images, -1)).reshape(*positions.shape, -1)
-
-  old_positions = batch.first[..., None] + 2 + jnp.arange(length)
-  plain = kl_divergence(*(probs(x, old_positions, warp_lib.uncut(sampling))
-                          for x in (features[:, :, 1:], old.features)))
-  inside = old_positions < count
-  return _Reading(
-      lambda positions: probs(_of_rows(along, positions), positions, sampling), features, old,
-      lambda corrected: predict(tokens, new_row, read(flat(corrected)), start),
-      functools.partial(local.correct, params, config), logits,
-      plain * inside / jnp.maximum(jnp.mean(inside), _TINY))
-
-
-# The entries of each row at indices of its own; `_gather` those of each window of each row.
-_of_rows = jax.vmap(lambda row, index: row[index])
-_gather = jax.vmap(_of_rows)
-
-
-def _reader(network: correctors.Network, params: Params, batch: CorrectorBatch, features: jax.Array,
-            window_features: jax.Array,
-            ) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
-  """Applies the network to the images and the old windows, and prepares it for the new windows.
-
-  Slots of its cache hold the image, then the old windows, then the new ones. Returns features
-  `[S, B, T, F]` behind the images' tokens, features `[B, W, L, S, F]` behind the old nodes, and a
-  function that reads the new windows: from input features `[B, W, L - 1, S, F]` of the first tokens
-  behind the new roots to the features that the network predicts there.
-  """
-  images, count = batch.tokens.shape
-  windows, length = batch.nodes.shape[1:]
-  slots = count + windows * (2 * length - 1)
-  condition = features.shape[2] - count + 1
-  cache = network.prefill(params, batch.condition, features[:, :, :condition], slots)
-  zero = jnp.zeros((images,), jnp.int32)
-  outputs, cache = network.step(
-      params, cache, batch.tokens, features[:, :, condition - 1:], zero, np.arange(count),
-      np.tri(count, dtype=bool))
-  start = batch.first + batch.accepted + 1
-
-  def step(cache, first, tokens, inputs, before):
-    """Reads windows of tokens `[B, W, n]` behind token `first`, with `before` slots in use."""
-    size = tokens.shape[2]
-    window = np.kron(np.eye(windows, dtype=bool), np.tri(size, dtype=bool))
-    image = jnp.repeat(np.arange(before) <= first[..., None], size, axis=1)
-    image = image & (np.arange(before) < count)
-    depth = first[..., None] + 1 + jnp.arange(size)
-    flat = inputs.reshape(images, -1, *inputs.shape[3:])
-    predicted, cache = network.step(
-        params, cache, tokens.reshape(images, -1), jnp.moveaxis(flat, 2, 0), zero,
-        depth.reshape(images, -1),
-        jnp.concatenate([image, jnp.broadcast_to(window, (images, *window.shape))], axis=2))
-    return jnp.moveaxis(predicted, 0, 2).reshape(inputs.shape), cache
-
-  old, cache = step(cache, batch.first, batch.nodes, window_features[:, :, :-1], count)
-  positions = jnp.minimum(start[..., None] + 1 + jnp.arange(length - 1), count - 1)
-  tokens = _of_rows(batch.tokens, positions)
-  read = lambda inputs: step(cache, start, tokens, inputs, count + windows * length)[0]
-  return outputs, old, read
-
-
-def loss(params: Params, config: CorrectorConfig, train: CorrectorTrainConfig,
-         target_params: Params, teacher: Teacher, batch: CorrectorBatch, sampling: SamplingParams
-         ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Computes the loss: minus the mean accepted length plus the weighted divergences.
-
-  The accepted length and the divergence of the windows are averages over the passes. The
-  distributions have the batch's guidance scale and the other options of `sampling`, but no cuts,
-  which have no gradients, and temperature 1 in place of 0. Arguments as for `agreement`.
-
-  Returns the loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
-  """
-  sampling = warp_lib.uncut(sampling._replace(guidance_scale=batch.guidance_scale))
-  result = agreement(params, config, train, target_params, teacher, batch, sampling)
-  total, plain = jnp.float32(0), jnp.mean(result.plain)
-  for overlap, divergence in zip(result.overlap, result.divergence):
-    lengths, reached = accepted_length(overlap, result.inside)
-    reached = jax.lax.stop_gradient(reached)
-    divergence = jnp.sum(divergence * reached) / jnp.maximum(jnp.sum(reached), 1)
-    total += train.divergence_weight * divergence - jnp.mean(lengths)
-  parts = {'length': jnp.mean(lengths), 'divergence': divergence, 'plain': plain}
-  return total / train.passes + train.plain_weight * plain, parts
-
-
-def accepted_length(overlap: jax.Array, inside: jax.Array) -> tuple[jax.Array, jax.Array]:
-  """Computes the mean accepted length `[B, W]` of chains of drafts.
-
-  A draft that is reached is accepted with probability `overlap` `[B, W, L]`; `inside` `[B, W, L]`
-  is whether its position is inside the image. Also returns the probability `[B, W, L]` that a draft
-  is reached.
-  """
-  accepted = jnp.cumprod(overlap * inside, axis=-1)
-  reached = jnp.concatenate(
-      [jnp.ones_like(accepted[..., :1]), accepted[..., :-1]], axis=-1) * inside
-  return jnp.sum(accepted, axis=-1), reached
-
-
-def step(state: TrainState, batch: CorrectorBatch, target_params: Params, config: CorrectorConfig,
-         train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
-         ) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Does one optimiser step; jit with the configurations and `teacher` static."""
-  return optimizer_lib.step(state, lambda params: loss(
-      params, config, train, target_params, teacher, batch, sampling), train.optimizer)
-
-
-def measure(params: Params, target_params: Params, batch: CorrectorBatch, config: CorrectorConfig,
-            train: CorrectorTrainConfig, teacher: Teacher, sampling: SamplingParams
-            ) -> dict[str, jax.Array]:
-  """Measures the last pass with the sampling options `sampling`; arguments as for `agreement`.
-
-  Returns 'length', the mean accepted length of a chain; 'plain', see `Agreement`; 'overlap_1' and
-  so on, the acceptance rate at a depth behind the root when it is reached.
-  """
-  result = agreement(params, config, train, target_params, teacher, batch, sampling)
-  lengths, reached = accepted_length(result.overlap[-1], result.inside)
-  rates = jnp.sum(result.overlap[-1] * reached, axis=(0, 1)) / jnp.maximum(
-      jnp.sum(reached, axis=(0, 1)), _TINY)
-  overlaps = {f'overlap_{depth}': rates[depth - 1] for depth in _DEPTHS if depth <= len(rates)}
-  return {'length': jnp.mean(lengths), 'plain': jnp.mean(result.plain), **overlaps}
-
-
-def plain_loss(params: Params, config: CorrectorConfig, target_params: Params, teacher: Teacher,
-               tokens: jax.Array, condition: Any, sampling: SamplingParams
-               ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  """Computes the KL divergence between the target's and the network's distributions.
-
-  Images `[B, T]` and their condition are whole; for a local network the features of `along` are in
-  the place of the condition. Both distributions have the options of `sampling`, as for `loss`.
-  Returns the mean divergence in nats per token, and the metric 'overlap', the mean
-  of `sum min(p, q)`.
-  """
-  sampling = warp_lib.uncut(sampling)
-  if isinstance(config, local.LocalConfig):
-    features = condition.astype(jnp.float32)
-    # From number -1 on, with nothing before the image.
-    reads = jnp.pad(local.read(params, config, features[:, :-1]),
-                    ((0, 0), (config.row_width + 1, 0), (0, 0), (0, 0), (0, 0)))
-    predicted = local.predict(params, config, tokens, reads, jnp.full(tokens.shape[:1], -1))
-    target_logits, logits = (teacher.ends.logits(target_params, jnp.moveaxis(x, 2, 0))
-                             for x in (features, predicted.features[:, 1:]))
-  else:
-    target_logits, features = drafter_lib.target_outputs(target_params, teacher, tokens, condition)
-    streams = features.shape[0]
-    logits, _ = eagle.predict(
-        eagle.attach(target_params, params), config, teacher.ends,
-        jnp.tile(tokens[:, :-1], (streams, 1)),
-        features[:, :, :-1].reshape(-1, features.shape[2] - 1, features.shape[3]),
-        eagle.prompt(config, condition))
-    logits = logits.reshape(streams, -1, *logits.shape[1:])
-  probs = teacher.probs(target_logits, sampling, jnp.arange(tokens.shape[1])[None])
-  draft_probs = teacher.probs(logits, sampling, jnp.arange(1, tokens.shape[1])[None])
-  overlap = jnp.sum(jnp.minimum(probs[:, 1:], draft_probs), axis=-1)
-  return jnp.mean(kl_divergence(probs[:, 1:], draft_probs)), {'overlap': jnp.mean(overlap)}
-
-
-def plain_step(state: TrainState, batch: tuple[jax.Array, Any], target_params: Params,
-               config: CorrectorConfig, optimizer: OptimizerConfig, teacher: Teacher,
-               sampling: SamplingParams) -> tuple[TrainState, dict[str, jax.Array]]:
-  """Does one optimiser step on whole images, tokens and condition; jit as `step`."""
-  return optimizer_lib.step(state, lambda params: plain_loss(
-      params, config, target_params, teacher, *batch, sampling), optimizer)
-
-
-def kl_divergence(p: jax.Array, q: jax.Array) -> jax.Array:
-  """Computes the Kullback-Leibler divergence `KL(p || q)` `[...]` of distributions `[..., V]`."""
-  ratio = jnp.log(jnp.maximum(p, _TINY)) - jnp.log(jnp.maximum(q, _TINY))
-  return jnp.sum(p * ratio, axis=-1)
 
 
 def check(recipe: CorrectorRecipe, model: Model) -> None:
@@ -615,7 +200,7 @@ def _plain_images(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path
 
 
 def init(recipe: CorrectorRecipe, model: Model) -> Params:
-  """Returns the initial parameters: those of the model's EAGLE network of the same name and shape.
+  """Returns the initial parameters: the model's EAGLE network's of the same name and shape.
 
   Further layers add 0 to the residual stream at first. A local network begins as `init_local`.
   """
@@ -683,7 +268,7 @@ def lessons(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> Les
   of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
   images = None
   if recipe.plain is not None and recipe.kind == 'local':
-    images = of_windows(windows['train'])
+    images = window_images(windows['train'])
   elif recipe.plain is not None:
     images = *_plain_images(recipe, model, workdir), functools.partial(batches.select, of_prompts)
   return Lessons(
@@ -693,8 +278,8 @@ def lessons(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> Les
       images)
 
 
-def of_windows(windows: Windows) -> tuple[np.ndarray, np.ndarray, Callable[[Any], Any]]:
-  """Returns the images of windows as those of `Lessons`, with their features as conditions."""
+def window_images(windows: Windows) -> tuple[np.ndarray, np.ndarray, Callable[[Any], Any]]:
+  """Returns the images of windows, for `Lessons`, with their features as conditions."""
   return windows.tokens, along(windows), lambda features: features
 
 
@@ -712,8 +297,9 @@ def train_plain(recipe: CorrectorRecipe, given: Lessons, params: Params, workdir
 
   return drafter_lib.fit(
       given.target_params, optimizer_lib.start(params, optimizer),
-      lambda state, batch, frozen: plain_step(
-          state, batch, frozen, recipe.drafter, optimizer, given.teacher, given.sampling),
+      lambda state, batch, frozen: optimizer_lib.step(
+          state, lambda params: plain_loss(params, recipe.drafter, frozen, given.teacher, *batch,
+                                           given.sampling), optimizer),
       batch, optimizer, recipe, workdir, 'plain').result
 
 
@@ -749,80 +335,9 @@ def learn(recipe: CorrectorRecipe, given: Lessons, params: Params, workdir: path
   params = train_plain(recipe, given, params, workdir)
   average = drafter_lib.fit(
       given.target_params, optimizer_lib.start(params, optimizer),
-      lambda state, batch, frozen: step(
-          state, batch, frozen, config, train_config, teacher, sampling),
+      lambda state, batch, frozen: optimizer_lib.step(
+          state, lambda params: loss(
+              params, config, train_config, frozen, teacher, batch, sampling), optimizer),
       lambda index: batch('train', index), optimizer, recipe, workdir, 'corrector',
       lambda state: evaluate(state.result)).result
   return average, before | evaluate(average)
-
-
-class _Recorded(NamedTuple):
-  """A drafter's state and the last round; the fields are those of `Windows`, per round."""
-
-  inner: Any
-  first: jax.Array
-  accepted: jax.Array
-  nodes: jax.Array
-  features: jax.Array
-
-
-def recording(decoder: Decoder) -> Decoder:
-  """Returns the decoder with a state that also holds the last round; it has a static tree."""
-  drafter = decoder.drafter
-  assert isinstance(drafter.tree, Tree), 'a static tree'
-  slots = drafter.tree.main_length + 1
-
-  def recorded(inner: Any, outcome: RoundResult) -> _Recorded:
-    # The outcome of the prefill has one node.
-    fill = lambda x: jnp.pad(
-        x[:, :slots], ((0, 0), (0, max(slots - x.shape[1], 0))) + ((0, 0),) * (x.ndim - 2))
-    return _Recorded(
-        inner, outcome.root, outcome.accepted, fill(outcome.nodes)[:, 1:],
-        fill(jnp.moveaxis(outcome.features, 0, 2)).astype(jnp.float16))
-
-  def init(env, condition, rng, outcome):
-    assert outcome.features is not None, 'what a corrector learns from'
-    rng, inner = drafter.init(env, condition, rng, outcome)
-    return rng, recorded(inner, outcome)
-
-  def propose(env, state, rng, root, start):
-    rng, inner, draft = drafter.propose(env, state.inner, rng, root, start)
-    return rng, state._replace(inner=inner), draft
-
-  def update(env, state, rng, outcome):
-    rng, inner = drafter.update(env, state.inner, rng, outcome)
-    return rng, recorded(inner, outcome)
-
-  return dataclasses.replace(
-      decoder, drafter=drafter._replace(init=init, propose=propose, update=update))
-
-
-def recorder(decoder: Decoder) -> Callable[..., Windows]:
-  """Returns a function of a decoder's arguments that decodes images and records all rounds."""
-  recorded = recording(decoder)
-  jit = functools.partial(programs.jit, short_sums=True)
-  start, next_round = jit(recorded.start), jit(recorded.round, donate_argnums=1)
-
-  def record(params, condition, key, sampling, draft_params):
-    batch = jax.tree.leaves(condition)[0].shape[0]
-    state, rounds = start(params, condition, row_keys(key, batch), sampling, draft_params), []
-    while np.any(np.asarray(state.count) < decoder.target.num_tokens):
-      state = next_round(params, state, sampling, draft_params)
-      rounds.append([np.asarray(getattr(state.drafter, name)) for name in Windows._fields[1:]])
-    return Windows(np.asarray(decoder.finish(state).tokens),
-                   *(np.stack(part, axis=1) for part in zip(*rounds)))
-
-  return record
-
-
-def concatenate(windows: list[Windows]) -> Windows:
-  """Concatenates recordings, padded by rounds with -1 accepted drafts, as of complete images."""
-  most = max(part.first.shape[1] for part in windows)
-
-  def padded(name: str, x: np.ndarray) -> np.ndarray:
-    widths = ((0, 0), (0, most - x.shape[1])) + ((0, 0),) * (x.ndim - 2)
-    return x if name == 'tokens' else np.pad(
-        x, widths, constant_values=-1 if name == 'accepted' else 0)
-
-  return Windows(*(np.concatenate([padded(name, getattr(part, name)) for part in windows])
-                   for name in Windows._fields))

@@ -4,7 +4,7 @@
 The target is frozen and its features are computed in the step. With features `f_0, f_1, ...`, where
 `f_k` predicts image token `x_k`, EAGLE reads `(x_k, f_k)` and predicts `f_{k+1}`, and Medusa's head
 `h` reads `f_k` and predicts `x_{k+1+h}`, both starting at the first token. For some images the
-features are those of the null condition, because a guided decoder drafts for both streams. The
+features are the null condition's, because a guided decoder drafts for both streams. The
 result of the training is the moving average of the parameters.
 
 `images` and `train` continue the work that their folder holds and do nothing if that is complete;
@@ -42,7 +42,7 @@ class DrafterTrainConfig:
   """Configuration of a drafter's training.
 
   Attributes:
-    drop_rate: probability that an image's features are those of the null condition.
+    drop_rate: probability that an image's features are the null condition's.
     distribution_weight: EAGLE: weight of the cross-entropy of the distributions, relative to the
       regression of the features.
     noise: EAGLE: half the width of the uniform noise on the input features, which simulates the
@@ -118,10 +118,10 @@ def eagle_loss(params: Params, config: eagle.EagleConfig, train: DrafterTrainCon
                key: jax.Array, prompt: Any = None) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes smooth L1 of the next features and cross-entropy with the target's distributions.
 
-  `params` are those of the drafter alone; `ends` are the embedding and head of the frozen target.
-  Images are tokens `[B, T]`, features `[B, C + T - 1, F]` of the target, those of the condition
-  first, and its probabilities `[B, T, V]` for tokens `0 .. T - 1`; `key` is that of the noise, and
-  the prompt is that of these features. Returns the loss and its parts, 'regression' and
+  `params` are the drafter's alone; `ends` are the embedding and head of the frozen target.
+  Images are tokens `[B, T]`, features `[B, C + T - 1, F]` of the target, the condition's
+  first, and its probabilities `[B, T, V]` for tokens `0 .. T - 1`; `key` draws the noise, and
+  the prompt belongs to these features. Returns the loss and its parts, 'regression' and
   'cross_entropy' in nats per token.
   """
   noise = jax.random.uniform(key, features.shape, minval=-train.noise, maxval=train.noise)

@@ -152,7 +152,7 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
 def save(folder: pathlib.Path, number: int, state: Any) -> None:
   """Saves the state after step `number` and removes all earlier ones but the last.
 
-  The folder is that of this training alone. A full or read-only disk raises OSError.
+  The folder is for this training alone. A full or read-only disk raises OSError.
   """
   arrays = atomic.arrays_of(jax.device_get(state))
   leaves = {name: leaf for name, leaf in arrays.items() if leaf.size}  # Orbax stores no others.

@@ -27,7 +27,7 @@ Params = Any
 
 # If no number of images is specified, as many are sampled as this time allows, between two numbers.
 _SECONDS = 600.0
-_FEWEST, _MOST = 64, 3072
+_MIN_IMAGES, _MAX_IMAGES = 64, 3072
 # The number of images that were sampled, in the folder of the run.
 _SAMPLED = 'num_images.json'
 
@@ -70,7 +70,7 @@ class NeighboursRecipe(samples.Sampled):
   def __post_init__(self):
     super().__post_init__()
     samples.check_batch_size(
-        'train.optimizer', self.train.optimizer, self.num_train_images or _FEWEST)
+        'train.optimizer', self.train.optimizer, self.num_train_images or _MIN_IMAGES)
 
   kind = 'neighbours'  # Of the checkpoint, and its role in a model.
 
@@ -101,20 +101,20 @@ def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.
   held_out, count = recipe.num_held_out_images, recipe.num_train_images
   if count is None and record.exists():
     count = reading.json(record, atomic.REMAKE).get('num_images')
-    if not isinstance(count, int) or not _FEWEST <= count <= _MOST:
+    if not isinstance(count, int) or not _MIN_IMAGES <= count <= _MAX_IMAGES:
       raise ValueError(f'{record} holds {count!r} in place of a number of images; {atomic.REMAKE}.')
   images = samples.images(
       model, samples.prompts_of(model, recipe.prompts),
-      (recipe.num_train_images or _MOST) + held_out, samples.sampling(recipe, model),
+      (recipe.num_train_images or _MAX_IMAGES) + held_out, samples.sampling(recipe, model),
       seed=recipe.seed, folder=folder)
   parts: list[np.ndarray] = []
-  total, done, end = (count or _MOST) + held_out, 0, None
+  total, done, end = (count or _MAX_IMAGES) + held_out, 0, None
   with progress.bar('sampling') as show:
     for _, decoded in run_lib.run(images, folder):
       parts.append(np.asarray(decoded.tokens, np.int32))
       done += len(parts[-1])
       end = end or time.perf_counter() + _SECONDS
-      if count is None and time.perf_counter() > end and done >= held_out + _FEWEST:
+      if count is None and time.perf_counter() > end and done >= held_out + _MIN_IMAGES:
         total = done
       show(done, total)
       if done >= total:

@@ -33,7 +33,7 @@ class OptimizerConfig:
     cooldown_steps: steps at the end over which a constant learning rate falls linearly to 0; None
       for a cosine decay from the end of the warm-up to the last step.
     weight_decay: weight decay per step, relative to the learning rate.
-    b2: decay rate of the second moments; that of the first moments is 0.9.
+    b2: decay rate of the second moments; the first moments' is 0.9.
     max_norm: global norm to which larger gradients are clipped.
     ema_decay: decay rate of the moving average of the parameters after its first steps; None for
       none.
@@ -64,7 +64,7 @@ class OptimizerConfig:
                    f'at most {rest}, the steps after warm-up')
 
 
-def of_steps(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
+def with_num_steps(config: OptimizerConfig, num_steps: int) -> OptimizerConfig:
   """Returns the configuration with another number of steps.
 
   The warm-up takes at most half of them, and the cooldown at most the others.
@@ -110,7 +110,7 @@ def schedule(config: OptimizerConfig, learning_rate: float) -> optax.Schedule:
 
 
 def muon_axes(params: Params) -> Any:
-  """Returns the axes of each parameter as a matrix for Muon, or None for those of AdamW.
+  """Returns the axes of each parameter as a matrix for Muon, or None for AdamW.
 
   Attention weights `[width, heads, head width]` and `[heads, head width, width]` are matrices from
   or to the width, which is at least the head width; convolutions `[height, width, in, out]` to the
@@ -127,7 +127,7 @@ def muon_axes(params: Params) -> Any:
 
 
 class TrainState(NamedTuple):
-  """State before and after a training step, of which `step` are done.
+  """State before and after a training step; `step` steps are done.
 
   `average` is the moving average of the parameters, None without one, and `extra` further state.
   """
@@ -157,7 +157,7 @@ def step(state: TrainState, loss: Callable[[Params], tuple[jax.Array, dict[str, 
          ) -> tuple[TrainState, dict[str, Any]]:
   """Does one optimiser step; `loss` returns the loss of parameters, and metrics.
 
-  Returns the next state, and the metrics 'loss', those of `loss`, and 'grad_norm'.
+  Returns the next state, and the metrics 'loss', `loss`'s own, and 'grad_norm'.
   """
   (value, metrics), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
   metrics = {'loss': value, **metrics, 'grad_norm': optax.tree.norm(grads)}

@@ -24,7 +24,12 @@ from cspd_jax.decoding.tree import chain
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import local as local_network, neighbours as neighbours_network
 from cspd_jax.models.ends import Ends
-from cspd_jax.training import corrector as corrector_lib, neighbours, optimizer as optimizer_lib
+from cspd_jax.training import (
+  corrector as corrector_lib,
+  neighbours,
+  optimizer as optimizer_lib,
+  windows as windows_lib,
+)
 
 # `(params, features [..., F]) -> logits [..., V]`, as for `Ends.logits`.
 Head = Callable[[Params, jax.Array], jax.Array]
@@ -86,7 +91,7 @@ def fit_corrector(
   train = neighbours.NeighboursTrainConfig()
   if num_steps is not None:
     train = dataclasses.replace(
-        train, optimizer=optimizer_lib.of_steps(train.optimizer, num_steps))
+        train, optimizer=optimizer_lib.with_num_steps(train.optimizer, num_steps))
   held_out, tokens = np.split(tokens, [_held_out(num_images)])
   near, _ = neighbours.fit(sizes, train, tokens, held_out)
   fitted = neighbours_network.corrector(sizes)
@@ -154,7 +159,7 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
   """Fits a local network to windows that a neighbours network corrects."""
   target, scale = sampler.target, float(sampler.sampling.guidance_scale)
   steps = lambda config: (
-      config if num_steps is None else optimizer_lib.of_steps(config, num_steps))
+      config if num_steps is None else optimizer_lib.with_num_steps(config, num_steps))
   num_held_out = _held_out(num_images)
   batch = min(corrector_lib.LOCAL_TRAIN.optimizer.batch_size, num_held_out)
   sizes = local_network.LocalConfig(
@@ -166,9 +171,9 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
               steps(corrector_lib.LOCAL_TRAIN.optimizer), batch_size=batch)),
       num_train_images=num_images - num_held_out, num_held_out_images=num_held_out)
   window = min(32, target.num_tokens)
-  record = corrector_lib.recorder(corrected(target, fitted, window, 2, chain(window - 1)))
+  record = windows_lib.recorder(corrected(target, fitted, window, 2, chain(window - 1)))
   counts = dict(train=recipe.num_train_images, held_out=num_held_out)
-  windows = {split: corrector_lib.concatenate(sampler.decoded(
+  windows = {split: windows_lib.concatenate(sampler.decoded(
       record, near, count, jax.random.fold_in(key, number)))
       for number, (split, count) in enumerate(counts.items(), start=2**31)}
   ends = Ends(_no_embedding, head, target.vocab_size, None)
@@ -176,7 +181,7 @@ def _local(sampler: _Sampler, fitted: Corrector, near: Params, head: Head, featu
       sampler.params, Teacher(_no_embedding, ends, forced=target.forced),
       warp.drop_inactive(sampler.sampling), windows,
       {split: sampler.conditions(np.arange(count)) for split, count in counts.items()},
-      corrector_lib.of_windows(windows['train']))
+      corrector_lib.window_images(windows['train']))
   with tempfile.TemporaryDirectory() as folder:
     params, _ = corrector_lib.learn(
         recipe, given, corrector_lib.init_local(recipe, near), pathlib.Path(folder))

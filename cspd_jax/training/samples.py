@@ -28,7 +28,7 @@ _BATCH = 64  # The most images per batch.
 class Sampled(SamplingFlags):
   """The target of a recipe, and the prompts, sampling options and seed of its images.
 
-  The options are also those of the measured distributions; None uses the target's own.
+  The measured distributions have these options too; None uses the target's own.
 
   Attributes:
     target: the model that the network is trained for: a shipped name or a folder.
@@ -131,9 +131,9 @@ def images(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, s
             max_batch_size: int = _BATCH, folder: str | os.PathLike | None = None) -> Images:
   """Returns `count` images to be sampled, with the prompts in turn.
 
-  The decoder that None uses is that of the run in `folder`, which may have been interrupted, or
+  None uses the decoder of the run in `folder`, which may have been interrupted, or
   else the model's default if that is exact, or the one of models without a default. The batch size
-  that None uses is that of the run, or as many as fit in memory, at most `max_batch_size`. Invalid
+  that None uses is the run's, or as many as fit in memory, at most `max_batch_size`. Invalid
   sampling options, and a batch that does not fit in memory, raise ValueError.
   """
   if batch_size is None and folder is not None:

@@ -86,7 +86,7 @@ def distinct(rows: Model) -> list[Row]:
 
 def score(bench: Bench, reference: Callable[[], Sample], decoder: str) -> dict[str, Any]:
   """Compares the images of a decoder with those that `reference` returns."""
-  values, expected = (image_scores.of_sample(sample, bench.model)
+  values, expected = (image_scores.sample_features(sample, bench.model)
                       for sample in (bench.sample(decoder), reference()))
   precision, recall = image_scores.precision_recall(values, expected)
   return dict(frechet=image_scores.distance(*map(image_scores.gaussian, (values, expected))),

@@ -148,7 +148,7 @@ class Lab:
         measurements.Reference(baseline)))
     figures, sample = measured.figures, measured.sample
     if sample.captions is not None:
-      figures |= metrics_lib.entries(scenes.of_sample(sample, self.model))
+      figures |= metrics_lib.entries(scenes.sample_scores(sample, self.model))
       figures |= paired.entries(paired.differences(sample, baseline, self.model, ('asked',)))
     cells = lambda metrics: tables.cells(metrics_lib.columns(metrics, errors=True), figures)
     return figures | dict(

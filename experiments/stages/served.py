@@ -21,7 +21,7 @@ def measure(piece: Piece, name: str, decoder: str, num_images: int, slots: int, 
   piece.attempt(title, lambda: serving.main([
       'serving', f'--model={folder or name}', '--soak=0', f'--num_images={num_images}',
       f'--slots={slots}', f'--clients={clients}', f'--decoder={decoder}', f'--workdir={workdir}']))
-  for table in tables.of_report(workdir) if (workdir / 'report.json').exists() else ():
+  for table in tables.read_tables(workdir) if (workdir / 'report.json').exists() else ():
     for row in table.rows:
       piece.add(title, table.columns, dict(row))
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from cspd_jax.generation import engines
-from docs import lists, tables
+from docs import kept, lists, tables
 
 
 @pytest.mark.slow
@@ -20,7 +20,7 @@ def test_pages_are_up_to_date(page):
 
 def test_pictures_are_those_of_the_reports():
   seen = set()
-  for picture, (name, file) in tables.PICTURES.items():
+  for picture, (name, file) in kept.PICTURES.items():
     path = tables.ROOT / 'docs' / 'reports' / f'{name}.json'
     files = json.loads(path.read_text())['files'] if path.exists() else {}
     if file in files:

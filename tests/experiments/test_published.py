@@ -10,7 +10,7 @@ import pytest
 from configs import papers
 from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
-from docs import tables
+from docs import kept as kept_lib, tables
 from experiments.papers import cspd, fidelity, published
 from experiments.papers.published_rows import ROWS, Row
 from tests.experiments import calls, models
@@ -127,7 +127,7 @@ def _set(settings):
           if value is not None and value is not False and value not in ({}, [])}
 
 
-@pytest.mark.parametrize('name', sorted(_CONFIGS.keys() & tables.REPORTS.keys()))
+@pytest.mark.parametrize('name', sorted(_CONFIGS.keys() & kept_lib.REPORTS.keys()))
 def test_kept_reports_have_todays_settings(name):
   wanted = atomic.plain(dataclasses.asdict(_CONFIGS[name]))
   kept = dict(_kept(name)['settings'])

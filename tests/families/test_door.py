@@ -163,7 +163,7 @@ def test_sampling_options_of_other_types(model, sampling):
   with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
     jax.eval_shape(decoder, model.params, condition, jax.random.key(0), sampling, None)
   with pytest.raises(ValueError, match='pass model.sampling'):
-    model.images(['sea'], decoder='vanilla', sampling=sampling)
+    model.sampler('vanilla', sampling=sampling)
 
 
 def test_bytes_are_rounded_to_the_nearest_level():

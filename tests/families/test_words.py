@@ -122,7 +122,7 @@ def test_unknown_words_are_those_of_the_prompt_and_of_the_cleaned_caption(model)
       '日本', 'http://a.com', 'жук', 'été', '🦄']
   with pytest.raises(ValueError, match="prompts holds '日本', of which nothing is left"):
     model.generate(['a red fox', '日本'], decoder='vanilla')
-  prepare = functools.partial(model.request, decoder='vanilla')
+  prepare = functools.partial(model.images, decoder='vanilla')
   task = prepare(['a red fox', 'жук'])
   assert task.unknown_words == [[], ['жук']]
   assert prepare(task.condition).unknown_words == [[], []]

@@ -12,7 +12,7 @@ import cspd_jax
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
 from cspd_jax.generation.run import decode, fingerprint, run
-from cspd_jax.generation.sampler import Sampler
+from cspd_jax.generation.sampler import Sampler, fitted
 from tests.generation import test_memory
 from tests.generation.test_rollouts import counted
 from tests.measure import tiny
@@ -23,9 +23,8 @@ SJD = 'sjd(window=3)'
 
 def _decoded(model, decoder=SJD, prompts=PROMPTS, *, seed=7, batch_size=2, **options):
   modes = {name: options.pop(name) for name in ('folder', 'progress') if name in options}
-  slots = options.pop('slots', True)
-  images = model.images(prompts, decoder=decoder, seed=seed, batch_size=batch_size, **options)
-  return decode(dataclasses.replace(images, slots=slots), **modes)
+  sampler = model.sampler(decoder, batch_size=batch_size)
+  return decode(fitted(sampler.images(prompts, seed=seed, **options)), **modes)
 
 
 @pytest.fixture(scope='module')
@@ -90,9 +89,9 @@ def test_pixels_of_images_become_bytes_one_by_one(model):
   many = tiny.model(tokenizer=tokenizer)
   request = many.images(PROMPTS * 8, decoder='vanilla')
   decoded = decode(request)
-  request.result(decoded)  # Compiles.
+  request.sampler.result(request, decoded)  # Compiles.
   tracemalloc.start()
-  images = request.result(decoded).images
+  images = request.sampler.result(request, decoded).images
   most = tracemalloc.get_traced_memory()[1]
   tracemalloc.stop()
   assert images.shape == (40, 64, 64, 3) and images.nbytes < most < 3 * images.nbytes
@@ -210,13 +209,14 @@ def test_damaged_and_foreign_files(model, tmp_path):
     (dict(seed=jax.random.PRNGKey(3), prompts=PROMPTS[:2]), r'shape \(2,\), as random keys'),
     (dict(seed=jax.random.split(jax.random.PRNGKey(3), 5)), r'shape \(5, 2\), as random keys'),
     (dict(prompts=[3]), 'condition'),
-    (dict(sampling=1.0), r'sampling is 1.0; pass model.sampling\(...\)'),
-    (dict(sampling=cspd_jax.SamplingParams(), options=dict(top_k=3)),
-     'top_k and sampling are both passed'),
 ])
 def test_wrong_input(model, options, words):
   with pytest.raises(ValueError, match=words):
     model.images(**dict(decoder=SJD, prompts=PROMPTS) | options)
+  with pytest.raises(ValueError, match=r'sampling is 1.0; pass model.sampling\(...\)'):
+    model.sampler(SJD, sampling=1.0)
+  with pytest.raises(ValueError, match='top_k and sampling are both passed'):
+    model.sampler(SJD, sampling=cspd_jax.SamplingParams(), top_k=3)
 
 
 def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):

@@ -64,9 +64,9 @@ def test_events_looks_and_images_that_leave(model):
   look = runner.look(0)
   assert look.count.tolist() == [event.num_tokens] and not look.complete
   np.testing.assert_array_equal(look.images[0, 0, :event.num_tokens],
-                                first.result(decode(first)).images[0, 0, :event.num_tokens])
+                                first.sampler.result(first, decode(first)).images[0, 0, :event.num_tokens])
   assert runner.join([second]) == [1]
-  with pytest.raises(ValueError, match='requests are 1, and 0 of 2 slots are free'):
+  with pytest.raises(ValueError, match='images are 1, and 0 of 2 slots are free'):
     runner.join([third])
   runner.leave(0)
   with pytest.raises(ValueError, match=r'slot is 0, which is free; slots in use are \[1\]'):

@@ -42,7 +42,7 @@ def points(released_tv_bound, noise=0.0):
 
 @pytest.mark.parametrize('tv_bound,answer', [(0.07, 'yes'), (0.04, 'no'), (0.05, 'unclear')])
 def test_conclusions_of_curves(tv_bound, answer):
-  result = tradeoff.of_curves(points(tv_bound), CURVES, CLAIMS)
+  result = tradeoff.curve_conclusions(points(tv_bound), CURVES, CLAIMS)
   assert [one.answer for one in result] == ['yes', 'yes', answer]
   assert [one.claim for one in result] == ['one, chain', 'two, chain', 'three, chain']
   # Straight lines from length 2 to 4: at 3 the bounds are the slopes.
@@ -51,7 +51,7 @@ def test_conclusions_of_curves(tv_bound, answer):
 
 
 def test_noise_makes_conclusions_unclear():
-  result = tradeoff.of_curves(points(0.052, noise=0.3), CURVES, CLAIMS)
+  result = tradeoff.curve_conclusions(points(0.052, noise=0.3), CURVES, CLAIMS)
   assert result[-1].answer == 'unclear'
 
 
@@ -59,7 +59,7 @@ def test_curves_without_common_lengths():
   rows = [point(None, None, 2, 0), point('Cool-SD', 1.0, 2.1, 0.1),
           point('uniform', 1.0, 2.2, 0.1), point('printed', 1.0, 3, 0.1),
           point('best', 1.0, 3, 0.1), point('released', 1.0, 3, 0.1)]
-  printed = tradeoff.of_curves({'chain': rows}, CURVES, CLAIMS)[1]
+  printed = tradeoff.curve_conclusions({'chain': rows}, CURVES, CLAIMS)[1]
   assert printed.answer == 'unclear' and 'no accepted length in common' in printed.numbers
 
 
@@ -79,16 +79,16 @@ def test_conclusions_of_rows(dynamic, answer):
           row('eagle(tree=EAGLE)+rejection', 'exact', 3.0),
           row('eagle2(depth=5, num_nodes=25)+rejection', 'exact', dynamic),
           row('eagle2+cool', 'bounded', 4.0, excess=1.0)]
-  result = tradeoff.of_guarantees(rows) + tradeoff.of_rows(rows, CLAIMS)
+  result = tradeoff.guarantee_conclusions(rows) + tradeoff.claim_conclusions(rows, CLAIMS)
   assert [one.answer for one in result] == ['yes', 'yes', answer]
   assert '1.0 standard errors for all 4' in result[0].numbers
   rows.append(row('model+rejection', 'exact', 2.0, excess=-0.05))
-  biased = tradeoff.of_guarantees(rows)[0]
+  biased = tradeoff.guarantee_conclusions(rows)[0]
   assert biased.answer == 'no' and 'model+rejection' in biased.numbers
   excluded = row('model+rejection', 'exact', 2.0)  # Infinite, so that reports have None.
   excluded.figures.update(nll_excess=None, nll_excess_error=None)
-  assert tradeoff.of_guarantees([*rows[:2], excluded])[0].answer == 'no'
-  assert not tradeoff.of_rows(rows[:2], CLAIMS)
+  assert tradeoff.guarantee_conclusions([*rows[:2], excluded])[0].answer == 'no'
+  assert not tradeoff.claim_conclusions(rows[:2], CLAIMS)
 
 
 @pytest.mark.parametrize('in_window, answer', [(1.0, 'yes'), (0.9, 'no')])
@@ -96,7 +96,7 @@ def test_images_that_are_rounded_differently(in_window, answer):
   rows = [row('vanilla', 'seed-exact', 1.0), row('seed_exact', 'seed-exact', 2.0),
           row('corrected_seed_exact', 'seed-exact', 2.0, in_window=in_window),
           row('eagle2', 'seed-exact up to rounding', 2.0, in_window=0.1)]
-  result = tradeoff.of_guarantees(rows)[-1]
+  result = tradeoff.guarantee_conclusions(rows)[-1]
   assert result.answer == answer and f'{(1 + in_window) / 2:.0%}' in result.numbers
 
 

@@ -86,12 +86,12 @@ def test_every_discrete_metric_is_told_and_shown(model, sample):
 def test_likelihood_of_a_sample(model, sample):
   direct = jax.device_get(likelihood.likelihood(
       model.target(guided=False), model.params, sample.condition, sample.tokens, sample.sampling))
-  result = likelihood.of_sample(sample, model)
+  result = likelihood.measured(sample, model)
   np.testing.assert_allclose(result.nll, direct.nll, rtol=1e-5)
   assert likelihood.NLL(sample, model).mean == pytest.approx(direct.nll.mean(), rel=1e-5)
   assert likelihood.NLL_EXCESS(sample, model).mean == pytest.approx(
       (direct.nll - direct.entropy).mean(), rel=1e-4)
-  theirs = likelihood.of_sample(sample.reference, model).nll.reshape(2, 5).mean(0)
+  theirs = likelihood.measured(sample.reference, model).nll.reshape(2, 5).mean(0)
   assert likelihood.NLL_DIFFERENCE(sample, model).mean == pytest.approx(
       (direct.nll - theirs).mean(), rel=1e-4)
 

@@ -11,7 +11,7 @@ import cspd_jax
 from cspd_jax.decoding.drafters.correctors import from_network
 from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion
-from cspd_jax.training.optimizer import of_steps
+from cspd_jax.training.optimizer import with_num_steps
 
 pytest.importorskip('tokenizers')
 
@@ -26,7 +26,7 @@ _LENGTH = 16
 
 def test_it_learns_and_writes_the_text_of_vanilla(tmp_path):
   train = fit.Config().train
-  train = dataclasses.replace(train, optimizer=of_steps(train.optimizer, 2))
+  train = dataclasses.replace(train, optimizer=with_num_steps(train.optimizer, 2))
   fit.fit(fit.Config(length=_LENGTH, num_texts=64, train=train, workdir=str(tmp_path)))
   linear, trained = json.loads((tmp_path / 'report.json').read_text())['rows']
   # A network without fitting guesses: one of 49152 tokens.

@@ -86,7 +86,7 @@ CHECKED = {
     'batch_0000000.npz': (make_batch, read_batch),
 }
 PLAIN = {
-    'report.json': (lambda path: atomic.write_json(path, REPORT), tables.of_report),
+    'report.json': (lambda path: atomic.write_json(path, REPORT), tables.read_tables),
     'any.json': (lambda path: atomic.write_json(path, REPORT),
                  lambda path: reading.json(path, REMEDY)),
     'prompts.txt': (lambda path: path.write_text('a cat\nun café\n\n狗\n'),
@@ -171,7 +171,7 @@ def test_json_of_another_type(tmp_path, content):
   (tmp_path / 'report.json').write_text(content)
   with pytest.raises(
       ValueError, match='report is .*report.json.* (cannot be read|is not a valid report)'):
-    tables.of_report(tmp_path / 'report.json')
+    tables.read_tables(tmp_path / 'report.json')
 
 
 def test_keys_that_are_there_twice_are_named(tmp_path):
@@ -209,7 +209,7 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
 @pytest.mark.parametrize('read', [
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
     lambda path: npz.arrays(path, REMEDY), lambda path: reading.texts_of_picture(path, REMEDY),
-    lambda path: tables.of_report(path), lambda path: prompts.listed(path),
+    lambda path: tables.read_tables(path), lambda path: prompts.listed(path),
     lambda path: wrapper.load(str(path)), store.load, folder_lib.load,
     lambda path: model_lib._picture(path, (8, 8)), lambda path: reading.data(path, REMEDY),
     lambda path: image_sets.opened('images', str(path)),
@@ -350,7 +350,7 @@ def test_arrays_of_another_compression(tmp_path):
 
 @pytest.mark.parametrize('read', [
     lambda path: reading.text(path, REMEDY), lambda path: reading.json(path, REMEDY),
-    lambda path: reading.data(path, REMEDY), prompts.listed, tables.of_report,
+    lambda path: reading.data(path, REMEDY), prompts.listed, tables.read_tables,
     lambda path: convert_read.read(path.rename(path.with_suffix('.json')))])
 def test_text_of_20_gb_is_not_read(tmp_path, read):
   path = tmp_path / 'x.txt'

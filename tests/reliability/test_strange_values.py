@@ -73,7 +73,7 @@ def test_descriptions_of_models(tmp_path, part, count):
 
 @pytest.mark.parametrize('count', COUNTS)
 @pytest.mark.parametrize('read', [
-    tables.of_report, lambda path: layouts.generated(str(path.parent)),
+    tables.read_tables, lambda path: layouts.generated(str(path.parent)),
     lambda path: run_folder.check(path.parent, program='cspd-generate')])
 def test_reports(tmp_path, read, count):
   _check(tmp_path / 'report.json', REPORT, read, count, (str(tmp_path),))

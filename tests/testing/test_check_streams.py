@@ -64,8 +64,8 @@ STREAMS = {
     'a prefix': (
         with_streams(long=1), 'streams', f'score with a prefix of 3 tokens: {SWAPPED}'),
     'trees': (
-        with_streams(tree=1), 'tree', f'score: {SWAPPED}with a Tree each stream has the distribu'),
-    'commit': (with_streams(commit=1), 'commit', f'commit: {SWAPPED}after it, the next score'),
+        with_streams(tree=1), 'tree', 'score: with a Tree node 0 has a distribution'),
+    'commit': (with_streams(commit=1), 'commit', 'commit: after paths to nodes'),
     'one stream for both': (
         with_streams(mixed=True), 'streams',
         'score, or the cache of prefill: the guidance streams are mixed: the second stream depends '

@@ -18,7 +18,7 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.generation import memory
 from cspd_jax.models import eagle, llamagen, local
-from cspd_jax.training import corrector, drafter, optimizer
+from cspd_jax.training import corrector, corrector_loss, drafter, optimizer, windows
 from cspd_jax.training.optimizer import OptimizerConfig
 from tests.experiments import models as models_lib
 from tests.training import test_drafter_training
@@ -32,7 +32,7 @@ LOCAL = local.LocalConfig(
     vocab_size=10, num_tokens=20, row_width=5, dim=4, hidden_dim=16, feature_dim=16,
     correction_dim=8)
 OPTIMIZER = OptimizerConfig(num_steps=40, batch_size=4, learning_rate=1e-2, warmup_steps=5)
-TRAIN = corrector.CorrectorTrainConfig(OPTIMIZER, windows_per_image=3, passes=2)
+TRAIN = corrector_loss.CorrectorTrainConfig(OPTIMIZER, windows_per_image=3, passes=2)
 LABELS = np.arange(6) % 2
 LENGTH = 7
 FORWARD = lambda params, *args: llamagen.logits_and_features(params, TARGET, *args)
@@ -64,11 +64,11 @@ def met(target_params, params):
   """The result of a decode and the state that the recording drafter kept of every round."""
   arguments = (target_params, LABELS, jax.random.key(2), SamplingParams(guidance_scale=2.0),
                eagle.attach(target_params, params))
-  return jax.jit(DECODER)(*arguments), corrector.recorder(DECODER)(*arguments)
+  return jax.jit(DECODER)(*arguments), windows.recorder(DECODER)(*arguments)
 
 
 def _batch(result, index=0):
-  return corrector.batch_of(result, LABELS, TRAIN, index, features=corrector.along(result))
+  return corrector_loss.batch_of(result, LABELS, TRAIN, index, features=windows.along(result))
 
 
 def _sequence(result, image, turn, tokens):
@@ -118,7 +118,7 @@ def test_windows_are_read_as_sequences(met, target_params, params):
   both = [FORWARD(target_params, batch.condition, batch.tokens, jnp.full(4, drop))[1]
           for drop in (False, True)]
   features, answers = jnp.stack(both), batch.features.astype(jnp.float32)
-  said, old, read = corrector._reader(
+  said, old, read = corrector_loss._reader(
       eagle.network(EAGLE, ENDS), eagle.attach(target_params, params), batch, features, answers)
   hints = jax.random.normal(jax.random.key(3), answers[:, :, 1:-1].shape)
   new = read(hints)
@@ -149,7 +149,7 @@ def test_windows_are_read_by_what_is_near(met, target_params):
     np.testing.assert_allclose(
         batch.along[:, 1:, stream], features[:, -19:], rtol=2e-3, atol=2e-3)
   params = local.init(LOCAL, jax.random.key(1))
-  reading = corrector._local_reading(
+  reading = corrector_loss._local_reading(
       params, LOCAL, target_params, TEACHER, batch, SamplingParams(guidance_scale=2.0))
   answers = batch.features.astype(jnp.float32)
   hints = jax.random.normal(jax.random.key(3), answers[:, :, 1:].shape)
@@ -184,9 +184,9 @@ def test_windows_are_read_by_what_is_near(met, target_params):
 def test_whole_images_are_read_alike(met, target_params, params):
   batch = _batch(met[1])
   sampling = SamplingParams(guidance_scale=batch.guidance_scale)
-  result, parts = corrector.plain_loss(
+  result, parts = corrector_loss.plain_loss(
       params, EAGLE, target_params, TEACHER, batch.tokens, batch.condition, sampling)
-  want = corrector.agreement(
+  want = corrector_loss.agreement(
       params, EAGLE, TRAIN, target_params, TEACHER, batch, sampling).plain
   np.testing.assert_allclose(result, want.mean(), rtol=1e-4)
   assert 0 < parts['overlap'] < 1 and result > 0
@@ -199,8 +199,8 @@ def test_it_learns_from_whole_images(met, target_params, params, config):
   images = batch.tokens, batch.along if config == LOCAL else batch.condition
   params = local.init(LOCAL, jax.random.key(1)) if config == LOCAL else params
   sampling = SamplingParams(guidance_scale=batch.guidance_scale)
-  step = jax.jit(lambda state: corrector.plain_step(
-      state, images, target_params, config, OPTIMIZER, TEACHER, sampling))
+  step = jax.jit(lambda state: optimizer.step(state, lambda params: corrector_loss.plain_loss(
+      params, config, target_params, TEACHER, *images, sampling), OPTIMIZER))
   state = optimizer.start(params, OPTIMIZER)
   state, first = step(state)
   for _ in range(OPTIMIZER.num_steps - 1):
@@ -214,9 +214,9 @@ def test_it_learns(met, target_params, params, config):
   _, result = met
   batch = _batch(result)
   params = local.init(LOCAL, jax.random.key(1)) if config == LOCAL else params
-  step = jax.jit(lambda state: corrector.step(
-      state, batch, target_params, config, TRAIN, TEACHER, SamplingParams()))
-  measure = jax.jit(lambda params: corrector.measure(
+  step = jax.jit(lambda state: optimizer.step(state, lambda params: corrector_loss.loss(
+      params, config, TRAIN, target_params, TEACHER, batch, SamplingParams()), OPTIMIZER))
+  measure = jax.jit(lambda params: corrector_loss.measure(
       params, target_params, batch, config, TRAIN, TEACHER, SamplingParams(guidance_scale=2.0)))
   before = measure(params)
   state = optimizer.start(params, OPTIMIZER)
@@ -242,7 +242,7 @@ def test_target_and_corrector_may_have_other_dtypes(target_params, params, halve
 def test_lengths_are_measured_with_the_options_of_the_recipe(met, target_params, params):
   """The divergence that is trained is without cuts."""
   batch = _batch(met[1])
-  measure = lambda sampling: corrector.measure(
+  measure = lambda sampling: corrector_loss.measure(
       params, target_params, batch, EAGLE, TRAIN, TEACHER, sampling)
   whole = measure(SamplingParams(guidance_scale=2.0))
   greedy = measure(SamplingParams(guidance_scale=2.0, top_k=1))
@@ -252,7 +252,7 @@ def test_lengths_are_measured_with_the_options_of_the_recipe(met, target_params,
 
 def test_the_temperature_of_the_images_is_trained(target_params, params):
   rng = np.random.default_rng(4)
-  batch = corrector.CorrectorBatch(
+  batch = corrector_loss.CorrectorBatch(
       rng.integers(0, 10, (2, 20)), LABELS[:2], np.full((2, 1), 3), np.full((2, 1), 2),
       rng.integers(0, 10, (2, 1, LENGTH)), rng.standard_normal((2, 1, LENGTH + 1, 2, 16)),
       np.float32(2))
@@ -262,9 +262,9 @@ def test_the_temperature_of_the_images_is_trained(target_params, params):
   @jax.jit
   def losses(temperature):
     sampling = SamplingParams(guidance_scale=batch.guidance_scale, temperature=temperature)
-    return (corrector.plain_loss(params, EAGLE, target_params, TEACHER, batch.tokens,
+    return (corrector_loss.plain_loss(params, EAGLE, target_params, TEACHER, batch.tokens,
                                  batch.condition, sampling),
-            corrector.loss(params, EAGLE, once, target_params, TEACHER, batch, sampling))
+            corrector_loss.loss(params, EAGLE, once, target_params, TEACHER, batch, sampling))
 
   (plain, _), (_, parts) = losses(1e4)  # All tokens are as probable as others.
   np.testing.assert_allclose([plain, parts['plain'], parts['length']], [0, 0, LENGTH], atol=0.1)
@@ -285,7 +285,7 @@ def test_flags_of_the_sampling_are_those_of_the_training():
 def test_accepted_length():
   overlap = jnp.array([[[0.5, 0.5, 0.5], [1.0, 0.2, 0.9]]])
   inside = jnp.array([[[True, True, True], [True, False, False]]])
-  lengths, reached = corrector.accepted_length(overlap, inside)
+  lengths, reached = corrector_loss.accepted_length(overlap, inside)
   np.testing.assert_allclose(lengths, [[0.875, 1.0]])
   np.testing.assert_allclose(reached, [[[1, 0.5, 0.25], [1, 0, 0]]])
 
@@ -293,8 +293,8 @@ def test_accepted_length():
 @pytest.mark.slow
 def test_rounds_behind_the_end_are_not_taken(met):
   _, result = met
-  first = corrector.Windows(*(part[:3] for part in result))
-  few = corrector.concatenate([first, corrector.Windows(
+  first = windows.Windows(*(part[:3] for part in result))
+  few = windows.concatenate([first, windows.Windows(
       *(part[3:] if name == 'tokens' else part[3:, :-1]
         for name, part in zip(result._fields, result)))])
   assert few.first.shape == result.first.shape and few.accepted[3:, -1].max() == -1
@@ -305,7 +305,7 @@ def test_rounds_behind_the_end_are_not_taken(met):
     np.testing.assert_array_equal(batch.first, again.first)
   # Few rounds are taken more than once.
   many = dataclasses.replace(TRAIN, windows_per_image=40)
-  assert corrector.batch_of(result, LABELS, many, 0).first.shape == (4, 40)
+  assert corrector_loss.batch_of(result, LABELS, many, 0).first.shape == (4, 40)
 
 
 def _recipe(folder):

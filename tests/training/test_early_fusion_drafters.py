@@ -13,8 +13,9 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import store
 from cspd_jax.models import eagle, early_fusion, medusa
 from cspd_jax.models.conditions import Prompt
-from cspd_jax.training import corrector, drafter
-from cspd_jax.training.corrector import CorrectorRecipe, CorrectorTrainConfig
+from cspd_jax.training import corrector, corrector_loss, drafter
+from cspd_jax.training.corrector import CorrectorRecipe
+from cspd_jax.training.corrector_loss import CorrectorTrainConfig
 from cspd_jax.training.drafter import DrafterRecipe, DrafterTrainConfig
 from cspd_jax.training.optimizer import OptimizerConfig
 from experiments.demo_models import emoji_recipe as words
@@ -128,7 +129,7 @@ def _losses(*cases):
     result, _ = drafter.eagle_loss(
         own, DRAFTER, TRAIN, ends, params, tokens, features, probs, jax.random.key(5),
         eagle.prompt(DRAFTER, condition, drop))
-    both, _ = corrector.plain_loss(
+    both, _ = corrector_loss.plain_loss(
         own, DRAFTER, params, teacher, tokens, condition, SamplingParams(guidance_scale=2.0))
     return result, both
 

@@ -76,7 +76,7 @@ def test_a_cooldown_is_a_part_of_the_steps():
 def test_a_warmup_is_a_part_of_the_steps(cooldown):
   with pytest.raises(ValueError, match='warmup_steps is 21; it must be at most 20'):
     dataclasses.replace(CONFIG, warmup_steps=21, cooldown_steps=cooldown)
-  fewer = optimizer_lib.of_steps(dataclasses.replace(CONFIG, cooldown_steps=cooldown), 5)
+  fewer = optimizer_lib.with_num_steps(dataclasses.replace(CONFIG, cooldown_steps=cooldown), 5)
   assert (fewer.num_steps, fewer.warmup_steps, fewer.cooldown_steps) == (5, 2, cooldown)
 
 

@@ -114,7 +114,7 @@ def _correct_window(corrector: Corrector, iterations: int, num_corrected: int, e
   tokens, probs, stale, has_stale = jax.tree.map(
       lambda x: x[:, :num_corrected], (state.tokens, state.probs, state.stale, state.has_stale))
   prediction, old, corrector_state = corrector.begin(env, state.corrector, tokens, stale, start)
-  # Of the positions after the old main nodes, those of the new window.
+  # Of the positions after the old main nodes, the ones in the new window.
   last = state.tokens.shape[1] - 1
   index = jnp.minimum(state.accepted[:, None] + jnp.arange(num_corrected), last)
   old = jax.tree.map(lambda x: jax.vmap(lambda row, at: row[at])(x, index), old)

@@ -49,7 +49,7 @@ class Corrector(NamedTuple):
       the token after node `i + 1` of the last round's main chain, and depends on what is attached
       to that node and to earlier positions only.
     score: `(env, state, tokens, estimate, start) -> (prediction, state)`: scores the new window
-      again. Here and in `begin`, `tokens` and `estimate` may be those of the first `n` of the `L`
+      again. Here and in `begin`, `tokens` and `estimate` may have the first `n` of the `L`
       positions; `prediction` is then `[B, n, ...]` with the same dependencies.
     update: `(env, state, outcome) -> state` after a round of the target.
     target_prediction: `outcome -> ` the target's prediction after every node, `[B, N + 1, ...]`.
@@ -82,7 +82,7 @@ def distributions(
   """Builds a corrector that corrects distributions and does not read estimates.
 
   Its predictions are logits `[S, B, L, V]`; `S` is 1 if the model has no null condition. The
-  arguments are those of `Corrector`, but `begin` is `(env, state, tokens, start) -> (prediction,
+  arguments as for `Corrector`, but `begin` is `(env, state, tokens, start) -> (prediction,
   old, first [B], state)`, where `first` is the number of the last round's root, and `score` is
   `(env, state, tokens, start) -> (prediction, state)`.
   """
@@ -107,7 +107,7 @@ def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
                     has_stale: jax.Array) -> jax.Array:
   """Corrected distributions `[..., V]`: `log q = log new + g (log stale - log old)`.
 
-  `new` and `old` are the corrector's in the new context and in that of `stale`, the target's;
+  `new` and `old` are the corrector's in the new context and in the one of `stale`, the target's;
   `g = sum_x min(new(x), old(x))`. Where `has_stale` `[...]` is False the result is `new`.
   """
   agreement = jnp.sum(jnp.minimum(new, old), axis=-1, keepdims=True)
@@ -290,7 +290,7 @@ def corrected_features(
     new: jax.Array, old: jax.Array, stale: jax.Array, decay: float | jax.Array) -> jax.Array:
   """Features `new + g (stale - old)`, with `g = exp(-decay |new - old|^2 / |old|^2)`, `[..., F]`.
 
-  `new` and `old` are the network's features in the new context and in that of `stale`, the
+  `new` and `old` are the network's features in the new context and in the context of `stale`, the
   target's; `decay` is how fast the old error loses weight as `new` moves away from `old`.
   """
   square = lambda x: jnp.sum(jnp.square(x.astype(jnp.float32)), axis=-1, keepdims=True)

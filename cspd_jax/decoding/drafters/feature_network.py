@@ -29,7 +29,8 @@ class Network(NamedTuple):
   """A drafting network as pure functions; shapes as in `base.Target`.
 
   Its sequence is one token behind the target's: entry `C - 1 + k` pairs image token `k` with the
-  feature that predicted it, so entry `C - 1` pairs token 0 with that of the condition's last token.
+  feature that predicted it, so entry `C - 1` pairs token 0 with the feature of the condition's last
+  token.
 
   Attributes:
     prefill: `(params, condition, features [S, B, C, F], num_slots) -> cache`: reads all but the

@@ -7,7 +7,7 @@ Two invariants make every variant exact: the record of a draft is its true distr
 that is attached to earlier positions, and nothing at a position influences an earlier one.
 
 Positions that enter the window have fresh tokens. Any choice is exact as long as its true
-distribution is recorded. Their names are those of SJD, section 3.3; left and above in the image, or
+distribution is recorded. Their names are SJD's, section 3.3; left and above in the image, or
 at the same place of a small image before it.
 """
 
@@ -87,7 +87,7 @@ def reuse(window: int = 16, threshold: float = 0.5, initialization: str = 'unifo
 
 
 def _window(window: int, coupling: Coupling, kind: str, tree: Tree | None) -> Drafter:
-  """A drafter whose drafts depend on those of the round before as `coupling` says."""
+  """A drafter whose drafts depend on the last round's as `coupling` says."""
   check_size('window', window, 1)
   tree = chain(window - 1) if tree is None else tree
   fields.check_choice('initialization', kind, KINDS + SMALL_KINDS)
@@ -240,7 +240,7 @@ def coupled(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array)
 
 def reused(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array, threshold: float
            ) -> tuple[jax.Array, jax.Array]:
-  """Retains tokens of which `p / q` is at least `threshold`, and draws the others again.
+  """Retains tokens whose `p / q` is at least `threshold`, and draws the others again.
 
   Whether a token is retained depends on the token, so its distribution is no longer `p`. With `r`
   for `q` on the tokens that would be retained, and the others drawn from `[p - r]+` normalised, it
@@ -264,7 +264,7 @@ def _fill(rng: Rng, env: DecodeContext, tree: Tree, coupling: Coupling, kind: st
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
 
   `drawn` are tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root,
-  of which `shift` are now committed; `last_probs` `[V]` is the distribution of the last one.
+  the first `shift` are now committed; `last_probs` `[V]` is the distribution of the last one.
   `image` `[T']` and `history` `[R, V]` are the tokens and stored distributions by position.
   """
   length, vocab = tree.main_length, last_probs.shape[-1]

@@ -23,7 +23,7 @@ def grouped(group: int = 10, p_threshold: float = 0.15, *, embeddings: np.ndarra
 
   The tokens of positive probability are ranked by the target's distribution after the rejections of
   earlier siblings. The window has the `group // 2` tokens next below `x`, the `(group - 1) // 2`
-  next above, and `x`. The cluster consists of those of them whose probability differs from `p(x)`
+  next above, and `x`. The cluster has its tokens whose probability differs from `p(x)`
   by less than `p_threshold` and, with `embeddings`, whose squared distance to `x` is below
   `d_threshold`.
 

@@ -15,8 +15,8 @@ def match(seed_exact: bool = True) -> Verifier:
 
   `seed_exact` draws with the noise of the position (predictive sampling, Wiggers and Hoogeboom,
   arXiv 2002.09928). Token `k` is then `argmax(log p_k + g_k)` for a fixed `g_k`, and the sequence
-  equals, token for token, that of any other decoder with this verifier and the same key, as long as
-  their `p_k` are rounded alike (`ancestral(window)`). Else the noise is new in every round.
+  equals, token for token, the sequence of any other decoder with this verifier and the same key, as
+  long as their `p_k` are rounded alike (`ancestral(window)`). Else the noise is new in every round.
   """
 
   def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,

@@ -92,7 +92,7 @@ def _accept(rng: Rng, test: AcceptanceRule, layout: Layout, tokens: jax.Array,
             probs: jax.Array | None, target_probs: jax.Array) -> tuple[jax.Array, jax.Array | None]:
   """Whether every node is accepted in its turn, and its share of `tv_bound` or None, `[N + 1]`.
 
-  Siblings of one rank are tested together, those of rank 0 first.
+  Siblings of one rank are tested together, rank 0 first.
   """
   tree, size = accept.topology(layout), tokens.shape[0]
   if not tree.num_nodes:
@@ -225,7 +225,7 @@ def typical(epsilon: float = 0.09, delta: float = 0.3) -> Verifier:
 
   Args:
     epsilon: a token with a larger probability is always accepted; above 0, below 1. The defaults
-      are those of Medusa's code.
+      are Medusa's code's.
     delta: factor of the threshold for flat distributions; above 0, at most 1, so that the most
       probable token is always typical.
   """

@@ -67,9 +67,9 @@ class LinearParams(NamedTuple):
   """Parameters of `causal_chain`."""
 
   weights: jax.Array  # `[T, T]` of the tokens before a token; zero from the diagonal on.
-  mix: jax.Array  # `[C, C]` maps the numbers of an earlier token to those of a later one.
+  mix: jax.Array  # `[C, C]` maps the numbers of an earlier token to a later one's.
   stds: jax.Array  # `[T]` standard deviation of a token given those before it.
-  # `[num_classes + 1]` mean of every number of a class; the last is that of the null class.
+  # `[num_classes + 1]` mean of every number of a class; the last is the null class's.
   means: jax.Array
 
 
@@ -89,7 +89,7 @@ def unpack(z: jax.Array, token_dim: int) -> Mixture:
 def exact_denoise(schedule: Schedule, token_dim: int) -> Callable:
   """The head, `Target.denoise`, of a model whose `z` are packed mixtures.
 
-  `eps` is the expected noise given the state. `v` sets the variance of the kernel to that of the
+  `eps` is the expected noise given the state. `v` sets the variance of the kernel to the one of the
   next state given this one, averaged over dimensions. For a single Gaussian the chain then has the
   token's distribution exactly for any number of levels, except for the variance of about 4e-5 that
   is lost because the last kernel adds no noise.
@@ -230,7 +230,7 @@ def causal_chain(num_tokens: int = 8, token_dim: int = 2, *, schedule: Schedule 
   A token is normal given those before it, with a mean that is linear in all of them. Slots of the
   cache hold NaN until they are written, so that a decoder that reads a slot too early, or writes
   past the last one, samples NaN. `means` has the mean of every number of a token for every class,
-  `null` that of the null class, None for a model without guidance. The schedule, of a flow or not,
+  `null` is the null class's, None for a model without guidance. The schedule, of a flow or not,
   has 100 levels of the cosine process by default.
   """
   schedule = schedule_lib.make() if schedule is None else schedule

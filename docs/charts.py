@@ -1,15 +1,56 @@
-"""Draws what decoders gain in time by their tokens per pass and by batch size, from kept reports.
+"""Draws charts of pages from the kept reports.
 
-    python -m docs.gains    # rewrites docs/pictures/gains.png
+    python -m docs.charts    # rewrites bias.png and gains.png of docs/pictures
+
+They show how far relaxed decoders are from the model's distribution, and what decoders gain in time
+by their tokens per pass and by batch size.
 """
 
-import json
 import pathlib
 import re
 
 from cspd_jax.plots import canvas, charts
+from docs import kept
 
-ROOT = pathlib.Path(__file__).parent
+# Verifiers on the same EAGLE tree, by report.
+_TREE = 'eagle(tree=EAGLE)'
+_REPORTS = 'lantern', 'cool_sd'
+
+
+def verifiers() -> list[dict]:
+  """Returns vanilla and the verifiers of the tree, exact ones first, then by distance."""
+  found = {}
+  for name in _REPORTS:
+    for row in kept.rows(name):
+      drafter, _, verifier = row['decoder'].partition('+')
+      # Ours, not with residuals or limits of released code.
+      if 'nll_excess' in row and drafter in ('vanilla', _TREE) and not any(
+          word in verifier for word in ('residual=', 'clamp=')):
+        found.setdefault(verifier or drafter, row | dict(name=verifier or drafter))
+  return sorted(found.values(), key=lambda row: (row['guarantee'] == 'bounded', row['nll_excess']))
+
+
+def draw_bias(path: pathlib.Path) -> None:
+  """Writes the picture of the distances."""
+  bars = verifiers()
+  colors = [canvas.ACCENT if row['guarantee'] == 'bounded' else canvas.NEUTRAL for row in bars]
+  figure = canvas.figure(6.6, 0.9 + 0.26 * len(bars))
+  axes = figure.subplots()
+  axes.barh(range(len(bars)), [row['nll_excess'] for row in bars], color=colors, height=0.66,
+            xerr=[row['nll_excess_error'] for row in bars],
+            error_kw=dict(ecolor=canvas.INK, elinewidth=0.8, capsize=2))
+  axes.axvline(0, color=canvas.INK, linewidth=0.8)
+  axes.set_yticks(range(len(bars)), [canvas.plain(row['name']) for row in bars], fontsize=8,
+                  color=canvas.INK)
+  axes.set_ylim(len(bars) - 0.4, -0.6)
+  axes.tick_params(axis='x', labelsize=8, colors=canvas.INK)
+  axes.tick_params(axis='y', length=0)
+  axes.spines[['top', 'right', 'left']].set_visible(False)
+  axes.set_xlabel('NLL - entropy, nats per token, with standard errors (grey: exact)', fontsize=8,
+                  color=canvas.INK)
+  canvas.save(figure, path)
+
+
 # Reports on passes of LlamaGen, one image at a time.
 _PASSES = {
     'H100, LlamaGen-XL': ('accelerator_xl',),
@@ -19,14 +60,10 @@ _PASSES = {
 _BATCHES = {1: 'compiled_7b', 8: 'compiled_7b_batch'}
 
 
-def _rows(name: str) -> list[dict]:
-  return json.loads((ROOT / 'reports' / f'{name}.json').read_text(encoding='utf-8'))['rows']
-
-
 def gains(*reports: str) -> list[tuple[float, float, int]]:
   """Returns tokens per pass, speed-up over vanilla and tokens in a pass of each decoder."""
   found = []
-  for row in (row for name in reports for row in _rows(name)):
+  for row in (row for name in reports for row in kept.rows(name)):
     length = re.search(r'window=(\d+)|chain\((\d+)\)', row.get('decoder', ''))
     if length and row.get('speedup'):  # A chain of drafts follows a committed token.
       found.append((row['tokens'], row['speedup'], int(length[1] or int(length[2]) + 1)))
@@ -35,7 +72,8 @@ def gains(*reports: str) -> list[tuple[float, float, int]]:
 
 def by_batch() -> dict[str, list[float]]:
   """Returns the speed-ups over vanilla by decoder, in the order of `_BATCHES`."""
-  tables = [{row['decoder']: row['speedup'] for row in _rows(name)} for name in _BATCHES.values()]
+  tables = [{row['decoder']: row['speedup'] for row in kept.rows(name)}
+            for name in _BATCHES.values()]
   return {name: [table[name] for table in tables] for name in tables[0]
           if name != 'vanilla' and all(table.get(name) for table in tables)}
 
@@ -47,7 +85,7 @@ def _finish(axes, title: str, xlabel: str) -> None:
   axes.spines[['top', 'right']].set_visible(False)
 
 
-def draw(path: pathlib.Path) -> None:
+def draw_gains(path: pathlib.Path) -> None:
   """Writes the picture: gains of single images, and of one and several at once."""
   figure = canvas.figure(8.2, 3.7)
   single, several = figure.subplots(1, 2, width_ratios=(1.7, 1))
@@ -80,4 +118,5 @@ def draw(path: pathlib.Path) -> None:
 
 
 if __name__ == '__main__':
-  draw(ROOT / 'pictures' / 'gains.png')
+  draw_bias(kept.ROOT / 'docs' / 'pictures' / 'bias.png')
+  draw_gains(kept.ROOT / 'docs' / 'pictures' / 'gains.png')
