@@ -52,10 +52,10 @@ from cspd_jax.core import (
   tracing,
 )
 from cspd_jax.core.batches import Progress
-from cspd_jax.core.entries import SOURCES, Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.spec import Spec
+from cspd_jax.core.table import SOURCES, Resources
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.files import atomic, matrices, reading
@@ -68,7 +68,7 @@ from cspd_jax.models import causal
 
 
 def role_of(network: str) -> str:
-  """Returns the role, in a model folder, of a network of `core.entries.SOURCES`."""
+  """Returns the role, in a model folder, of a network of `core.table.SOURCES`."""
   return 'draft' if network == 'model' else network
 
 
@@ -99,7 +99,7 @@ class Model:
       `target`, which builds each of them once.
     conditions: the prompts that it supports.
     tokenizer: the image tokenizer; None if the model was loaded without one.
-    drafts: networks that draft or correct, by the keys of `core.entries.SOURCES`.
+    drafts: networks that draft or correct, by the keys of `core.table.SOURCES`.
     defaults: default sampling options by name, and 'decoder', a specification or several by device
       and number of images.
     teacher: what its drafters are trained on; None if the family supports no trained drafters.

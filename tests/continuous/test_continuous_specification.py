@@ -86,7 +86,7 @@ def test_the_fitted_blend_is_evaluated_at_the_levels_of_the_decoder(monkeypatch)
 
 
 @pytest.mark.parametrize('spec, message', [
-    ('vanilla', "decoder is 'vanilla'; it must be one of: mar, parallel"),
+    ('vanilla', "'vanilla' is not registered; it must be one of mar, parallel"),
     ('mar+rejection', 'have one part'),
     ('exact_path(num_iter=4)', "exact_path has no parameter 'num_iter'; it has draft_length"),
     ('exact_head(rho=1)', "exact_head has no parameter 'rho'; it has kernels_per_call"),

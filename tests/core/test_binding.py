@@ -1,9 +1,10 @@
 """Binding the parameters of a part to the signature of its builder."""
 
+import numpy as np
 import pytest
 
-from cspd_jax.core import spec as spec_lib
 from cspd_jax.core.spec import parse
+from cspd_jax.core.table import Entry
 
 
 class Box:
@@ -13,17 +14,14 @@ class Box:
     self.size = size
 
 
-def build(untyped, count: int, share: float | None = None, name: str = 'x', flag: bool = False,
-          sizes: tuple[float, ...] = (), box: Box | None = None):
+def build(count: int, share: float | None = None, name: str = 'x', flag: bool = False,
+          sizes: tuple[float, ...] = (), box: Box | None = None,
+          array: np.ndarray | None = None):
   """A builder that no test calls."""
 
 
-ALLOWED = spec_lib.parameters(build, {Box})
-CONVERTERS = {Box: spec_lib.Converter('a box', lambda name, value: Box(value))}
-
-
-def bind(text):
-  return spec_lib.bind(parse(text).parts[0], ALLOWED, CONVERTERS)
+def bind(text, build=build):
+  return Entry(build, 'a box').bind(parse(text).parts[0], {Box: lambda name, value: Box(value)})
 
 
 def test_values():
@@ -37,7 +35,7 @@ def test_values():
 
 @pytest.mark.parametrize('text,message', [
     ('a(count=1, size=2)', "a has no parameter 'size'; it has count, .* did you mean sizes?"),
-    ('a(count=1, untyped=2)', "a has no parameter 'untyped'"),
+    ('a(count=1, array=2)', "a has no parameter 'array'"),
     ('a', r'a needs count; pass it as a\(count=...\)'),
     ('a(count=1.5)', 'count is 1.5; it must be a whole number'),
     ('a(count=True)', 'count is True; it must be a whole number'),
@@ -59,4 +57,4 @@ def test_mistakes(text, message):
 
 def test_a_part_without_parameters():
   with pytest.raises(ValueError, match="a has no parameter 'b'; it has none"):
-    spec_lib.bind(parse('a(b=1)').parts[0], {})
+    bind('a(b=1)', lambda: None)

@@ -5,24 +5,24 @@ import pickle
 
 import pytest
 
-from cspd_jax.core.spec import Call, Part, Spec, parse
+from cspd_jax.core.spec import Call, Spec, parse
 
 READ = {
-    'vanilla': [Part('vanilla')],
-    'vanilla()': [Part('vanilla')],
-    ' mc_sjd( window = 32 ) ': [Part('mc_sjd', {'window': 32})],
+    'vanilla': [Call('vanilla')],
+    'vanilla()': [Call('vanilla')],
+    ' mc_sjd( window = 32 ) ': [Call('mc_sjd', {'window': 32})],
     'eagle(tree=LANTERN)+lantern_pp(lam=2)': [
-        Part('eagle', {'tree': 'LANTERN'}), Part('lantern_pp', {'lam': 2})],
+        Call('eagle', {'tree': 'LANTERN'}), Call('lantern_pp', {'lam': 2})],
     'jacobi(window=16, coupling=maximal) + exact': [
-        Part('jacobi', {'window': 16, 'coupling': 'maximal'}), Part('exact')],
-    'a(b=kary(3, 3))': [Part('a', {'b': Call('kary', (3, 3), {})})],
+        Call('jacobi', {'window': 16, 'coupling': 'maximal'}), Call('exact')],
+    'a(b=kary(3, 3))': [Call('a', {'b': Call('kary', {}, (3, 3))})],
     'a(b=paths(3, depth=cut(EAGLE, 2)))': [
-        Part('a', {'b': Call('paths', (3,), {'depth': Call('cut', ('EAGLE', 2), {})})})],
-    'a(b=-1.5, c=+2, d=1e-3)': [Part('a', {'b': -1.5, 'c': 2, 'd': 0.001})],
-    'a(b=True, c=False, d=None)': [Part('a', {'b': True, 'c': False, 'd': None})],
-    'a(b=(1, -2), c=[0.5], d=())': [Part('a', {'b': (1, -2), 'c': (0.5,), 'd': ()})],
+        Call('a', {'b': Call('paths', {'depth': Call('cut', {}, ('EAGLE', 2))}, (3,))})],
+    'a(b=-1.5, c=+2, d=1e-3)': [Call('a', {'b': -1.5, 'c': 2, 'd': 0.001})],
+    'a(b=True, c=False, d=None)': [Call('a', {'b': True, 'c': False, 'd': None})],
+    'a(b=(1, -2), c=[0.5], d=())': [Call('a', {'b': (1, -2), 'c': (0.5,), 'd': ()})],
     'a(b=repeat-left, c="4 0:3", d="12")': [
-        Part('a', {'b': 'repeat-left', 'c': '4 0:3', 'd': '12'})],
+        Call('a', {'b': 'repeat-left', 'c': '4 0:3', 'd': '12'})],
 }
 
 WRITTEN = {
@@ -38,8 +38,8 @@ MISTAKES = {
     'mc_sjd(': 'is not of a form',
     'a b': 'is not of a form',
     'a(b=\0)': 'is not of a form',
-    'a(1)': "'1' has no name",
-    'a(*b)': r"'\*b' has no name",
+    'a(1)': r"'a\(1\)' must be a name, .* each with its name",
+    'a(*b)': 'each with its name',
     '3': "'3' must be a name",
     'a.b': "'a.b' must be a name",
     'a(b=1)(c=2)': 'must be a name',

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core.table import Entry
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.corrected import corrected
@@ -160,7 +161,7 @@ def test_signatures(name):
     assert own.pop(0).default in (inspect.Parameter.empty, None)
   assert {parameter.name for parameter in own} == text.keys() - {'corrector'}
   for parameter in own:
-    fixed = entry.spec.parts[0].arguments.get(parameter.name)
+    fixed = entry.fixed.get(parameter.name)
     default = text[parameter.name].default
     assert parameter.default == default or (parameter.default is None and fixed == default)
 
@@ -171,13 +172,13 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
     return jacobi(length + 1)
 
   with mock.patch.dict(specification.DRAFTERS), mock.patch.dict(DECODERS):
-    specification.DRAFTERS['short'] = specification.DrafterEntry(short, 'a short window')
+    specification.DRAFTERS['short'] = Entry(short, 'a short window')
 
     def brief(target: Target, length: int = 3) -> Decoder:
       """Short windows."""
       return make_decoder(target, short(length), match())
 
-    DECODERS['brief'] = specification.DecoderEntry(
+    DECODERS['brief'] = specification.joined(
         brief, 'short windows', 'short(length=3)+match')
     assert engines.DISCRETE.decoders['brief'] == 'short windows'
     assert specification.usage('short') == 'short(length=2)'
@@ -289,18 +290,18 @@ def test_heads_limit_the_chain():
 
 
 def test_number_of_neighbours():
-  arguments = specification.VERIFIERS['lantern'].codebook_arguments
+  arguments = specification.VERIFIERS['lantern'].codebook
   codebook = np.random.default_rng(0).standard_normal((64, 2))
   assert arguments(codebook, {})['k'] == 4 and arguments(codebook, {})['table'].shape == (64, 4)
   assert arguments(codebook, {'k': 7})['table'].shape == (64, 7)
   assert arguments(CODEBOOK, {})['k'] == 1
   wide = arguments(codebook, {'k': 7, 'residual': 'released_lumina'})
   assert (wide['k'], wide['table'].shape) == (7, (64, 8))
-  assert specification.VERIFIERS['lantern_pp'].codebook_arguments(codebook, {})['k'] == 10
+  assert specification.VERIFIERS['lantern_pp'].codebook(codebook, {})['k'] == 10
 
 
 def test_a_codebook_of_another_dtype_has_the_same_neighbours():
-  arguments = specification.VERIFIERS['lantern'].codebook_arguments
+  arguments = specification.VERIFIERS['lantern'].codebook
   codebook = jax.random.normal(jax.random.key(0), (64, 4), jnp.bfloat16)
   tables = [arguments(np.asarray(codebook, dtype), {'k': 7})['table']
             for dtype in (jnp.bfloat16, np.float32, np.float64)]
@@ -308,11 +309,18 @@ def test_a_codebook_of_another_dtype_has_the_same_neighbours():
     np.testing.assert_array_equal(table, tables[0])
 
 
-def test_usage():
-  assert specification.usage('mc_sjd') == 'mc_sjd(window=16, tree=None, initialization=uniform)'
-  assert specification.usage('sjd_pac') == 'sjd_pac(window=16, tree=auto, initialization=uniform)'
-  assert specification.usage('eagle') == 'eagle(tree=EAGLE, draws=distinct)'
-  assert specification.usage('rejection') == 'rejection()'
+@pytest.mark.parametrize('text', [
+    'mc_sjd(window=16, tree=None, initialization=uniform)',
+    'sjd_pac(window=16, tree=auto, initialization=uniform)', 'eagle(tree=EAGLE, draws=distinct)',
+    'rejection()'])
+def test_usage(text):
+  assert specification.usage(text.partition('(')[0]) == text
+
+
+def test_a_name_before_a_plus_is_what_drafts():
+  """A name of a drafter and of a decoder is one drafter, alone or with another verifier."""
+  for name in specification.DRAFTERS.keys() & DECODERS:
+    assert [specification.expand(text)[0].name for text in (name, f'{name}+match')] == [name] * 2
 
 
 @pytest.mark.parametrize('spec,message', [
