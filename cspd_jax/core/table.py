@@ -25,7 +25,7 @@ SOURCES = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Med
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 # Types that text can represent, with descriptions.
 _TEXT_TYPES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string',
-               tuple: 'numbers in parentheses', type(None): 'None'}
+               type(None): 'None'}
 _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 # For other types, `(name, value) -> object`; it raises ValueError with the name of the parameter.
 Converters = Mapping[type, Callable[[str, Value], Any]]

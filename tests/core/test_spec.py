@@ -3,9 +3,10 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 
-from cspd_jax.core.spec import Call, Spec, parse
+from cspd_jax.core.spec import Call, Spec, parse, value
 
 READ = {
     'vanilla': [Call('vanilla')],
@@ -86,6 +87,15 @@ def test_a_long_name_with_hyphens():
 def test_mistakes(text):
   with pytest.raises(ValueError, match=MISTAKES[text]):
     parse(text)
+
+
+def test_values_of_python():
+  for argument, written in ((np.float32(0.5), '0.5'), (np.arange(2), '[0, 1]'), ('kary(3, 3)',) * 2,
+                            (True, 'True'), (None, 'None'), ([-1, 0], '[-1, 0]')):
+    assert str(parse('a').add({'b': value('b', argument)})) == f'a(b={written})'
+  for argument in (object(), {}, [None], 1j, '1 2', float('inf') * np.ones(1)):
+    with pytest.raises(ValueError, match=r'^b is .*; it must be '):
+      value('b', argument)
 
 
 def test_values_that_are_no_specification():
