@@ -17,7 +17,7 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.result import Errors, Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
-from cspd_jax.core import fields
+from cspd_jax.core import contracts, fields
 
 Params = Any
 Condition = Any
@@ -122,13 +122,15 @@ class Target(NamedTuple):
     return (f'Target({kind}, num_tokens={self.num_tokens}, token_dim={self.token_dim}, '
             f'num_streams={self.num_streams})')
 
-  def as_schedule(self, schedule: Schedule | int | None) -> Schedule:
-    """Returns a schedule, or one of a number of levels, by default the model's."""
-    if isinstance(schedule, Schedule):
-      return schedule
-    if schedule is not None:
-      fields.check_whole('schedule', schedule, 'a Schedule or the number of levels')
-    return self.make_schedule(self.num_levels if schedule is None else schedule)
+
+def as_schedule(target: Target, schedule: Schedule | int | None) -> Schedule:
+  """Returns a schedule, or a target's one of a number of levels, by default the model's."""
+  contracts.check_part('target', target, Target)
+  if isinstance(schedule, Schedule):
+    return schedule
+  if schedule is not None:
+    fields.check_whole('schedule', schedule, 'a Schedule or the number of levels')
+  return target.make_schedule(target.num_levels if schedule is None else schedule)
 
 
 class Draft(NamedTuple):

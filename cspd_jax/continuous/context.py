@@ -5,9 +5,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract, head as head_lib
+from cspd_jax.continuous import head as head_lib
 from cspd_jax.continuous.base import Condition, Context, DecodeContext, Params, Target
 from cspd_jax.continuous.span import Span
+from cspd_jax.core import contracts
 
 
 def true_contexts(target: Target, params: Params, condition: Condition, tokens: jax.Array,
@@ -25,7 +26,7 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
   visible = rank_of_position[:, None] < ranks[:, :, None]
   if missing is not None:
     visible &= ~missing[:, None]
-  z = contract.transform(target, params, jax.tree.map(wide, condition), wide(tokens),
+  z = contracts.transform(target, params, jax.tree.map(wide, condition), wide(tokens),
                          visible.reshape(-1, rank_of_position.shape[1]))
   picked = head_lib.pick(z, positions[:, :num].reshape(-1, 1))
   picked = picked.reshape(z.shape[0], num_rows, num, -1)
@@ -39,8 +40,8 @@ def causal_contexts(target: Target, params: Params, condition: Condition, tokens
                     ) -> jax.Array:
   """Returns the output `[S, B, T, D]` of a causal transformer for all tokens `[B, T, C]`."""
   num_rows, size = tokens.shape[:2]
-  first, cache = contract.prefill(target, params, condition, size)
-  z, _ = contract.score(target, params, cache, tokens, jnp.zeros(num_rows, jnp.int32))
+  first, cache = contracts.cached_prefill(target, params, condition, size)
+  z, _ = contracts.cached_score(target, params, cache, tokens, jnp.zeros(num_rows, jnp.int32))
   return jnp.concatenate([first[:, :, None].astype(z.dtype), z[:, :, :-1]], axis=2)
 
 
@@ -63,7 +64,7 @@ def true_window(window: int | None = None) -> Context:
 def _block(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
            ) -> tuple[jax.Array, Any]:
   del missing  # The drafts of the round are not visible.
-  z = contract.transform(env.target, env.params, env.condition, tokens,
+  z = contracts.transform(env.target, env.params, env.condition, tokens,
                          span.rank_of_position < span.count[:, None])
   return head_lib.pick(z, span.positions), cache
 
@@ -77,7 +78,7 @@ def _cached(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Arra
   start = jnp.maximum(span.count - 1, 0)
   index = jnp.minimum(start[:, None] + jnp.arange(width), tokens.shape[1] - 1)
   scored = jnp.take_along_axis(tokens, index[:, :, None], axis=1)
-  z, layers = contract.score(env.target, env.params, layers, scored, start)
+  z, layers = contracts.cached_score(env.target, env.params, layers, scored, start)
   z = jnp.concatenate([first[:, :, None].astype(z.dtype), z], axis=2)
   z = head_lib.pick(z, (span.count > 0)[:, None] + jnp.arange(width))
   return z, (first, layers)

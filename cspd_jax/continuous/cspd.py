@@ -38,8 +38,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import contract, coupling, decoders, noise as noise_lib, path
-from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Drafter, Target, Verdict, Verifier
+from cspd_jax.continuous import coupling, decoders, noise as noise_lib, path
+from cspd_jax.continuous.base import (
+    Cost,
+    DecodeContext,
+    Draft,
+    Drafter,
+    Target,
+    Verdict,
+    Verifier,
+    as_schedule,
+)
 from cspd_jax.continuous.context import BLOCK
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder, make_decoder
@@ -79,7 +88,7 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
-  return decoders.path_decoder(target, draft, draft_length, contract.as_schedule(target, schedule),
+  return decoders.path_decoder(target, draft, draft_length, as_schedule(target, schedule),
                                verifier, prefix_share, aligned, guidance)
 
 
@@ -149,7 +158,7 @@ def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_le
                   schedule: Schedule | int | None, prefix_share: float, guidance: str | None
                   ) -> Decoder:
   """Returns a decoder that verifies whole blocks and approximates `parallel`."""
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   decoders.check_noise(schedule)
   (_, prefix), *verified = blocks(target.num_tokens, block_length, prefix_share)
   return make_decoder(

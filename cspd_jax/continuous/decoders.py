@@ -13,8 +13,8 @@ import math
 
 import numpy as np
 
-from cspd_jax.continuous import contract, coupling, path, schedule as schedule_lib, speculative_head
-from cspd_jax.continuous.base import Target, Verifier
+from cspd_jax.continuous import coupling, path, schedule as schedule_lib, speculative_head
+from cspd_jax.continuous.base import Target, Verifier, as_schedule
 from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
 from cspd_jax.continuous.context import CACHED, TRUE, true_window
 from cspd_jax.continuous.head import HeadSampler, ancestral, no_drafts
@@ -51,7 +51,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
     decode = cspd_jax.jit(cspd_jax.continuous.mar(target))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
                     last_noise)
 
@@ -78,7 +78,7 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
     decode = cspd_jax.jit(cspd_jax.continuous.exact_head(target))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
   return _mar_steps(target, num_iter, schedule, sampler, guidance, last_noise=False)
 
@@ -107,7 +107,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     decode = cspd_jax.jit(cspd_jax.continuous.parallel(target, block_length=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
+  schedule, size = as_schedule(target, schedule), target.num_tokens
   schedule_lib.check_length('block_length', block_length, size)
   if prefix_share is None:
     first, stops = 0, (*range(block_length, size, block_length), size)
@@ -146,7 +146,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     decode = cspd_jax.jit(cspd_jax.continuous.windows(target, window=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
+  schedule, size = as_schedule(target, schedule), target.num_tokens
   if size > MAX_TRIALS:
     raise ValueError(f'the image has {size} tokens; windows support {MAX_TRIALS}, '
                      'because there is noise for as many rounds.')
@@ -204,7 +204,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     decode = cspd_jax.jit(cspd_jax.continuous.exact_path(target, draft, draft_length=2))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   split, last = schedule.num_levels // 5 if split is None else split, schedule.num_levels - 1
   fields.check_whole('split', split, f'a whole number from 0 to the last level, {last}', 0, last)
   verifier = path.path_test(split, eta, max_trials, bonus)

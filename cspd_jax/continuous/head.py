@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import contract, noise as noise_lib, schedule as schedule_lib
+from cspd_jax.continuous import noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Params, Target, Verdict, Verifier
 from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
+from cspd_jax.core import contracts
 
 MODULATION_BYTES = 2**30  # A larger modulation is computed at every call instead of being stored.
 
@@ -80,7 +81,7 @@ class Head(NamedTuple):
       row = ((first + token) * self.schedule.num_levels + level).reshape(-1)
       rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
       eps, v = modulation.apply(params, states, rows, row)
-    contract.check_head(states, eps, v)
+    contracts.check_head(states, eps, v)
     eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
     per_token = lambda leaf: leaf[token].reshape(*shape, 1)
     guided = eps[0]

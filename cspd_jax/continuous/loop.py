@@ -1,20 +1,22 @@
 """The one loop: draft, score, verify, commit, until every row is complete."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import base, contract, sampling as sampling_lib
+from cspd_jax.continuous import base, sampling as sampling_lib
 from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
 from cspd_jax.continuous.head import MODULATION_BYTES, HeadSampler, ancestral, no_drafts
 from cspd_jax.continuous.noise import random_orders, raster_orders
 from cspd_jax.continuous.result import Costs, Decoded, Tests, empty
 from cspd_jax.continuous.schedule import GUIDANCE_SCHEDULES, Schedule
 from cspd_jax.continuous.span import Span, open_span
-from cspd_jax.core import fields, returned, rows
+from cspd_jax.core import contracts, fields, rows
+from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.guarantees import weakest
 from cspd_jax.core.random import RowKeys, as_row_keys
 from cspd_jax.core.sampling import SamplingParams
@@ -44,12 +46,10 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Decoder:
+class Decoder(AnyDecoder):
   """A model with one or more stages of rounds: `decoder(params, condition, key)`.
 
-  A pure function of arrays, to be jitted as a whole: `cspd_jax.jit(decoder)`, or `jax.jit`.
-  `start`, `round` and `finish` are its pieces, with which callers observe every round: `finish`
-  returns the result so far.
+  `finish` returns the result so far, in any round.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -86,67 +86,26 @@ class Decoder:
     """How close the samples are to `distribution`, in words."""
     return self.verifier.guarantee
 
-  @usual_promotion
-  def check(self, condition: base.Condition,
-            sampling: SamplingParams = SamplingParams()) -> jax.Array:
-    """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
-
-    Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
-    """
-    return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
-
   def check_condition(self, condition: base.Condition) -> jax.Array:
-    """Returns which rows `[B]` bool of a condition can be decoded; raises the errors of `check`."""
-    valid = returned.supported_rows(self.target, condition, 'model')
+    valid = contracts.supported_rows(self.target, condition, 'model')
     if self.drafter is not None and self.drafter.model is not None:
-      valid &= returned.supported_rows(self.drafter.model, condition, 'model')
+      valid &= contracts.supported_rows(self.drafter.model, condition, 'model')
     return valid
 
   def check_sampling(self, sampling: SamplingParams, num_rows: int | None = None) -> jax.Array:
-    """Returns which rows `[B]` bool of the options can be decoded; raises the errors of `check`.
-
-    There are `num_rows`, by default as many as an option has values.
-    """
     return sampling_lib.check(sampling, self.target.num_streams, num_rows)
 
-  @usual_promotion
-  def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
-               sampling: SamplingParams = SamplingParams(),
-               draft_params: base.Params = None) -> Decoded:
-    """Generates one image's tokens per row of `condition`.
-
-    Args:
-      params: the target's parameters.
-      condition: what the transformers of target and draft model read, with leading axis `B`.
-      key: one random key, or one per row `[B]`. A row's result depends on its own key and
-        condition only, up to rounding: a model may choose the shape of a pass by all rows.
-      sampling: guidance and temperature, of all models; run-time values.
-      draft_params: the draft model's parameters; missing ones raise ValueError, as does `check`.
-
-    Returns:
-      The tokens `[B, T, C]`, passes, costs and more of every row.
-    """
-    state = self.start(params, condition, key, sampling, draft_params)
-    for stage in self.stages:
-      state = jax.lax.while_loop(
-          lambda state, end=stage.stops[-1]: jnp.any(state.count < end),
-          lambda state, stage=stage: self._round(stage, params, state, sampling, draft_params),
-          state)
-    return self.finish(state)
+  @property
+  def phases(self):
+    return [(stage.stops[-1], functools.partial(self._round, stage)) for stage in self.stages]
 
   @usual_promotion
   def start(self, params: base.Params, condition: base.Condition, key: Any,
             sampling: SamplingParams = SamplingParams(), draft_params: base.Params = None) -> State:
-    """Returns the state before the first round.
-
-    Takes the arguments and raises the errors of a call. `key` may be the `core.random.row_keys` of
-    a key, too.
-    """
     rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, sampling)
-    if self.drafter is not None and self.drafter.model is not None and draft_params is None:
-      raise ValueError("draft_params is None; it must be the draft model's parameters.")
+    if self.drafter is not None and self.drafter.model is not None:
+      contracts.check_params(draft_params)
     size = self.target.num_tokens
     order = self.orders(rng, size)
     width = max(stage.width for stage in self.stages)
@@ -158,7 +117,7 @@ class Decoder:
         order, valid, self.target.token_dim, rounds=max_rounds, width=width,
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
-    cache = () if self.target.cached is None else contract.prefill(
+    cache = () if self.target.cached is None else contracts.cached_prefill(
         self.target, params, condition, size + width)
     memory = () if self.verifier.start is None else self.verifier.start(
         self.target, order.shape[0], width)
@@ -168,29 +127,21 @@ class Decoder:
 
   @usual_promotion
   def round(self, params, state: State, sampling=SamplingParams(), draft_params=None) -> State:
-    """Runs one draft-score-verify-commit round; complete rows do not change.
-
-    `sampling` must be that of the rounds before: a verifier may keep what it drew with it.
-    """
     # All stages but the last end for all rows at once.
     ends = jnp.array([stage.stops[-1] for stage in self.stages[:-1]], jnp.int32)
-    rounds = [lambda state, stage=stage: self._round(stage, params, state, sampling, draft_params)
-              for stage in self.stages]
+    rounds = [lambda state, round_=round_: round_(params, state, sampling, draft_params)
+              for _, round_ in self.phases]
     return jax.lax.switch(jnp.sum(jnp.min(state.count) >= ends), rounds, state)
 
   @usual_promotion
   def finish(self, state: State) -> Decoded:
-    """Returns the result so far."""
     decoded = state.decoded
     finite = jnp.all(jnp.isfinite(decoded.tokens), axis=(1, 2))
     return decoded._replace(valid=decoded.valid & finite)
 
   def intermediate(self, num_rows: int) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs in addition to its state.
-
-    XLA computes a round one step after the other: the transformer, then the chains of the head, for
-    the draft model and for the target. The largest step determines the memory.
-    """
+    # XLA computes a round one step after the other: the transformer, then the chains of the head,
+    # for the draft model and for the target. The largest step determines the memory.
     return max(_of_stage(self.target, stage, self.schedule.num_levels, num_rows)
                for stage in self.stages)
 
@@ -216,7 +167,7 @@ class Decoder:
 
     # Verify and commit.
     verdict = verifier.verify(env, span, draft, z)
-    contract.check_verdict(verdict, (*span.ranks.shape, self.target.token_dim))
+    contracts.check_tokens(verdict, (*span.ranks.shape, self.target.token_dim))
     after = state._replace(
         count=state.count + verdict.length, cache=cache,
         memory=verdict.memory if stage is self.stages[-1] else state.memory,
@@ -279,7 +230,7 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
     guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for the target's.
     distribution: the distribution that is sampled, in words.
   """
-  returned.check_part('target', target, base.Target)
+  contracts.check_part('target', target, base.Target)
   guidance = target.guidance if guidance is None else guidance
   fields.check_choice('guidance', guidance, GUIDANCE_SCHEDULES)
   first_context = BLOCK if target.cached is None else CACHED

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract, coupling, head as head_lib, noise as noise_lib
+from cspd_jax.continuous import coupling, head as head_lib, noise as noise_lib
 from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Drafter, Target, Verdict, Verifier
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.span import Span, TokenBatch
-from cspd_jax.core import rows
-from cspd_jax.core.returned import check_part
+from cspd_jax.core import contracts, rows
+from cspd_jax.core.contracts import check_part
 
 DEFAULT_ETA = 0.95
 _NEGLIGIBLE = 1e-6  # Probability below which failing residual draws are not mentioned.
@@ -71,7 +71,7 @@ def _propose(model: Target, aligned: bool, env: DecodeContext, span: Span, token
 
   def draft_token(tokens, j):
     token_span = span.select(jnp.full((batch, 1), j))
-    z = contract.transform(
+    z = contracts.transform(
         model, env.draft_params, env.condition, tokens,
         span.rank_of_position < (span.count + j)[:, None])
     token_span = token_span._replace(scale=token_span.draft_scale)

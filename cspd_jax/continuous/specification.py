@@ -8,7 +8,7 @@ those of the function of that name.
 import inspect
 from typing import Any
 
-from cspd_jax.continuous.base import Target
+from cspd_jax.continuous.base import Target, as_schedule
 from cspd_jax.continuous.cspd import cspd_paper, cspd_relaxed, cspd_released
 from cspd_jax.continuous.decoders import exact_head, exact_path, mar, parallel, windows
 from cspd_jax.continuous.loop import Decoder
@@ -51,7 +51,7 @@ def build(spec: str | Spec, target: Target, resources: Resources = Resources()) 
   entry, part = TABLE.entry(spec), parse(spec).parts[0]
   arguments = entry.arguments(part, {Schedule: schedule}, resources)
   if resources.rho is not None and 'rho' in inspect.signature(entry.build).parameters:
-    arguments['rho'] = resources.rho(target.as_schedule(arguments.get('schedule')))
+    arguments['rho'] = resources.rho(as_schedule(target, arguments.get('schedule')))
   return entry.build(target, **arguments)
 
 

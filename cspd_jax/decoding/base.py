@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from cspd_jax.core import returned
+from cspd_jax.core import decoder
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 
 Params = Any
@@ -281,4 +281,4 @@ class Decoded(NamedTuple):
   raw_log_probs: jax.Array | None = None
 
   def __repr__(self) -> str:
-    return returned.summary(self)
+    return decoder.summary(self)

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.core import contracts
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import DecodeContext, RoundResult
 from cspd_jax.decoding.drafters import correctors
 from cspd_jax.decoding.drafters.correctors import Corrector
@@ -165,7 +166,7 @@ def corrector(config: LocalConfig, target: Ends) -> Corrector:
   """Returns the network as a corrector; its parameters, of `attach`, are the `draft_params`."""
 
   def init(env: DecodeContext, condition: Any, outcome: RoundResult, length: int) -> _State:
-    features = contract.check_features(outcome.features, env.params)
+    features = contracts.check_features(outcome.features, env.params)
     last = read(env.params, config, jnp.moveaxis(features[:, :, -1:], 0, 2))
     row = jnp.pad(last, ((0, 0), (config.row_width, 0), (0, 0), (0, 0), (0, 0)))
     token = outcome.tokens[:, :1]
@@ -229,4 +230,4 @@ def corrector(config: LocalConfig, target: Ends) -> Corrector:
   return Corrector(
       init, begin, score, update, lambda outcome: jnp.moveaxis(outcome.features, 0, 2),
       correct_features,
-      functools.partial(contract.check_sizes, config, 'corrector', contract.SHARED_SIZES))
+      functools.partial(contracts.check_sizes, config, 'corrector', contracts.SHARED_SIZES))

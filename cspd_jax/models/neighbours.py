@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.decoding import contract
+from cspd_jax.core import contracts, fields
 from cspd_jax.decoding.base import DecodeContext, RoundResult
 from cspd_jax.decoding.drafters.correctors import Corrector, distributions
 from cspd_jax.files import matrices
@@ -184,4 +183,4 @@ def corrector(config: NeighboursConfig) -> Corrector:
 
   return distributions(
       init, begin, score, update,
-      functools.partial(contract.check_sizes, config, 'corrector', contract.SHARED_SIZES))
+      functools.partial(contracts.check_sizes, config, 'corrector', contracts.SHARED_SIZES))

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import returned
-from cspd_jax.decoding import continuous_batching, contract, prefix as prefix_lib
+from cspd_jax.core import contracts
+from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.base import Condition, Params, Target, TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, chain, runtime_tree
 from cspd_jax.testing import probe as probe_lib
@@ -103,17 +103,17 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
   batch = len(leaves[0])
 
   def run():
-    _, _, cache = contract.prefill(target, params, condition, target.num_tokens + SPARE)
+    _, _, cache = contracts.prefill(target, params, condition, target.num_tokens + SPARE)
     start = jnp.zeros((batch,), jnp.int32)
     for num_drafts in (0, 2):
       tokens = jnp.zeros((batch, num_drafts + 1), jnp.int32)
-      _, _, cache = contract.score(target, params, cache, tokens, start, chain(num_drafts))
-    contract.forced_tokens(target, jnp.zeros((batch, 3), jnp.int32))
+      _, _, cache = contracts.score(target, params, cache, tokens, start, chain(num_drafts))
+    contracts.forced_tokens(target, jnp.zeros((batch, 3), jnp.int32))
 
   try:
-    returned.supported_rows(target, condition)
+    contracts.supported_rows(target, condition)
     jax.eval_shape(run)
-  except contract.ContractError as error:
+  except contracts.ContractError as error:
     yield str(error)
   if target.forced is not None:
     forced = np.asarray(target.forced(jnp.arange(target.num_tokens)))
@@ -290,7 +290,7 @@ def _cache_rows(probe: Probe) -> Iterator[str]:
   try:
     axes = continuous_batching.row_axes(
         cache, jax.eval_shape(probe.prefill, probe.params, few)[2], streams, count, 2)
-  except contract.ContractError as error:
+  except contracts.ContractError as error:
     yield str(error)
     return
   order = np.roll(np.arange(count), 1)
@@ -526,9 +526,9 @@ def _commit_rows(probe: Probe) -> Iterator[str]:
 def _failures(probe: Probe, tree: TreeLike, kind: str, remedy: str) -> Iterator[str]:
   """Traces `score` and `commit` with a tree; yields a sentence if one of them fails."""
   start, runtime = jnp.full(ROWS, probe.start), None if isinstance(tree, Tree) else tree
-  score = lambda params, cache, nodes, start, runtime: contract.score(
+  score = lambda params, cache, nodes, start, runtime: contracts.score(
       probe.target, params, cache, nodes, start, runtime or tree)
-  commit = functools.partial(contract.commit, probe.target)
+  commit = functools.partial(contracts.commit, probe.target)
   cache, nodes = probe.cache_at_start, jnp.asarray(_nodes(probe), jnp.int32)
   path = jnp.zeros((ROWS, tree.side_depth), jnp.int32)
   for function, arguments in ((score, (probe.params, cache, nodes, start, runtime)),

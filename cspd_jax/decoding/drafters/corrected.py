@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.core.returned import check_part
+from cspd_jax.core import contracts, fields
+from cspd_jax.core.contracts import check_part
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import DecodeContext, Draft, Drafter, Rng, RngState, RoundResult
 from cspd_jax.decoding.drafters import jacobi as jacobi_lib
 from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
@@ -157,7 +157,7 @@ def _cut(env: DecodeContext, probs: jax.Array, positions: jax.Array) -> jax.Arra
   cuts = SamplingParams(
       temperature=jnp.where(greedy, 0.0, 1.0), top_k=sampling.top_k, top_p=sampling.top_p,
       min_p=sampling.min_p)
-  forced = contract.forced_tokens(env.target, positions)
+  forced = contracts.forced_tokens(env.target, positions)
   return warp_lib.probabilities(jnp.log(probs)[None], cuts, positions, forced)
 
 

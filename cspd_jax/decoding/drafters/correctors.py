@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.core import contracts, fields
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Cache, Condition, DecodeContext, Params, RoundResult, Target
 from cspd_jax.decoding.drafters import feature_network
 from cspd_jax.decoding.drafters.draft_model import score_with_previous
@@ -144,7 +144,7 @@ def from_model(small: Target) -> Corrector:
   check_part('small', small, Target)
 
   def init(env, condition, outcome, length):
-    _, _, cache = contract.prefill(
+    _, _, cache = contracts.prefill(
         small, env.params, condition, env.target.num_tokens + length + 1, 'corrector')
     token = outcome.tokens[:, :1]
     return _ModelState(
@@ -152,7 +152,7 @@ def from_model(small: Target) -> Corrector:
         jnp.pad(token, ((0, 0), (1, 0))))
 
   def begin(env, state, tokens, start):
-    old, _, cache = contract.score(small, env.params, state.cache, state.nodes, state.first,
+    old, _, cache = contracts.score(small, env.params, state.cache, state.nodes, state.first,
                                    chain(state.nodes.shape[1] - 1), 'corrector')
     logits, state = score(env, state._replace(cache=cache), tokens, start)
     return logits, old[:, :, 1:], state.first, state
@@ -165,7 +165,7 @@ def from_model(small: Target) -> Corrector:
 
   return distributions(
       init, begin, score, _update_model,
-      functools.partial(contract.check_sizes, small, 'corrector', contract.SHARED_SIZES))
+      functools.partial(contracts.check_sizes, small, 'corrector', contracts.SHARED_SIZES))
 
 
 def _update_model(env: DecodeContext, state: _ModelState, outcome: RoundResult) -> _ModelState:
@@ -232,7 +232,7 @@ class _NetworkCorrector:
     visible = (segment[:, None] == segment) & (step[:, None] >= step)
     is_committed = (segment == 0) & (step < count)
     visible = visible | ((segment == 2)[:, None] & is_committed[:, None])
-    features, cache = contract.step(
+    features, cache = contracts.step(
         self.network, env.params, fresh.cache,
         jnp.concatenate([fresh.tokens, state.tokens, tokens[:, :-1]], axis=1),
         jnp.concatenate([fresh.features, _streams_first(
@@ -249,7 +249,7 @@ class _NetworkCorrector:
             start: jax.Array) -> tuple[jax.Array, _NetworkState]:
     if (length := tokens.shape[1] - 1) == 0:
       return state.root, state
-    features, cache = contract.step(
+    features, cache = contracts.step(
         self.network, env.params, state.fresh.cache, tokens[:, :-1],
         _streams_first(estimate[:, :-1]), start + 1, np.arange(length), np.tri(length, dtype=bool))
     prediction = jnp.concatenate([state.root, _rows_first(features)], axis=1)
@@ -259,7 +259,7 @@ class _NetworkCorrector:
               has_stale: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = correct(
         self.network, env.params, prediction, old, stale, has_stale[..., None, None], self.decay)
-    logits = contract.feature_logits(self.network, env.params, _streams_first(features))
+    logits = contracts.feature_logits(self.network, env.params, _streams_first(features))
     return uncut(env, logits, positions), features
 
 

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.core import contracts
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Cache, DecodeContext, Draft, Drafter, Layout, Target
 from cspd_jax.decoding.tree import chain, check_size
 
@@ -38,7 +39,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   check_size('length', length, 1)
 
   def init(env, condition, rng, outcome):
-    _, _, cache = contract.prefill(
+    _, _, cache = contracts.prefill(
         draft_target, env.params, condition, env.target.num_tokens + length + 1, 'draft model')
     return rng, ModelState(cache, outcome.tokens[:, 0])
 
@@ -51,7 +52,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
       sampling = sampling._replace(guidance_scale=1.0)
 
     def draw(rng, logits, at):
-      forced = contract.forced_tokens(env.target, at[:, None])
+      forced = contracts.forced_tokens(env.target, at[:, None])
       probs = warp_lib.probabilities(logits[:, :, None], sampling, at[:, None], forced)
       rng, token = draw_rows(rng, at, probs)
       return rng, (token, probs[:, 0])
@@ -59,7 +60,7 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     def step(carry, _):
       rng, cache, logits, at = carry
       rng, drawn = draw(rng, logits, at)
-      logits, _, cache = contract.score(
+      logits, _, cache = contracts.score(
           draft_target, env.params, cache, drawn[0][:, None], at, chain(0), 'draft model')
       return (rng, cache, logits[:, :, 0], at + 1), drawn
 
@@ -75,8 +76,8 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   return Drafter(
       layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
       init=init, propose=propose, update=_update,
-      check=functools.partial(contract.check_sizes, draft_target, 'draft model',
-                              contract.SHARED_SIZES),
+      check=functools.partial(contracts.check_sizes, draft_target, 'draft model',
+                              contracts.SHARED_SIZES),
       reuses_drafts=False)
 
 
@@ -90,7 +91,7 @@ def score_with_previous(small: Target, env: DecodeContext, cache: Cache, previou
   first = (start == 0)[:, None]
   tokens = jnp.where(first, jnp.pad(nodes, ((0, 0), (0, 1))),
                      jnp.concatenate([previous[:, None], nodes], axis=1))
-  logits, _, cache = contract.score(small, env.params, cache, tokens, jnp.maximum(start - 1, 0),
+  logits, _, cache = contracts.score(small, env.params, cache, tokens, jnp.maximum(start - 1, 0),
                                     chain(nodes.shape[1]), owner)
   return jnp.where(first[..., None], logits[:, :, :-1], logits[:, :, 1:]), cache
 

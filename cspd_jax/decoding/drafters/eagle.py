@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, rows
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import contract, row_random
+from cspd_jax.core import contracts, fields, rows
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import row_random
 from cspd_jax.decoding.base import DRAWS, DecodeContext, Draft, Drafter, Layout
 from cspd_jax.decoding.drafters import feature_network, siblings
 from cspd_jax.decoding.drafters.feature_network import Network
@@ -47,7 +47,7 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
     tokens, probs = [], []
     for depth, nodes in enumerate(levels):
       positions = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
-      logits = contract.feature_logits(network, env.params, features)
+      logits = contracts.feature_logits(network, env.params, features)
       distribution = siblings.probabilities(env, logits, positions)
       parent, rank = np.nonzero(tree.children[nodes] > 0)
       rng, candidates, level_probs = siblings.choose(
@@ -58,7 +58,7 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
         nodes_below, before = levels[depth + 1], sum(map(len, levels[1:depth + 2]))
         above = np.searchsorted(nodes, np.asarray(tree.parents)[nodes_below])
         among = np.nonzero(nodes_below[:, None] == children[depth])[1]
-        features, cache = contract.step(
+        features, cache = contracts.step(
             network, env.params, cache, jnp.maximum(tokens[depth][:, among], 0),
             features[:, :, above], start + 1, np.full(len(nodes_below), depth),
             tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])
@@ -95,7 +95,7 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
   def propose(env, state, rng, root, start):
     batch = start.shape[0]
     features, cache = feature_network.catch_up(env, network, state, start)
-    logits = contract.feature_logits(network, env.params, features)
+    logits = contracts.feature_logits(network, env.params, features)
     tokens, scores = _children(env, logits, jnp.zeros((batch, 1)), start, 0, width)
     pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
     pool_parents = [jnp.full((batch, width), -1, jnp.int32)]
@@ -105,10 +105,10 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
     for level in range(1, depth):
       token, score = (rows.take(jnp.concatenate(x, axis=1), beam)
                       for x in (pool_tokens, pool_scores))
-      features, cache = contract.step(
+      features, cache = contracts.step(
           network, env.params, cache, jnp.maximum(token, 0), features, start + 1,
           np.full(width, level - 1), visible)
-      logits = contract.feature_logits(network, env.params, features)
+      logits = contracts.feature_logits(network, env.params, features)
       tokens, scores = _children(env, logits, score, start, level, width)
       before = sum(x.shape[1] for x in pool_tokens)
       pool_tokens.append(tokens.reshape(batch, -1))

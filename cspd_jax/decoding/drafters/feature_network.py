@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
+from cspd_jax.core import contracts
 from cspd_jax.decoding.base import (
   Cache,
   Condition,
@@ -68,14 +68,14 @@ class NetworkState(NamedTuple):
 def check(network: Network) -> Callable[[Target], None]:
   """Returns a check that the network has a target's vocabulary and image length."""
   return functools.partial(
-      contract.check_sizes, network, 'drafting network', ('vocab_size', 'num_tokens'))
+      contracts.check_sizes, network, 'drafting network', ('vocab_size', 'num_tokens'))
 
 
 def init(network: Network, max_depth: int, tree_slots: int, env: DecodeContext,
          condition: Condition, rng: RngState, outcome: RoundResult
          ) -> tuple[RngState, NetworkState]:
   """The state after the prefill, with `tree_slots` slots for the nodes of a tree."""
-  features = contract.check_features(outcome.features, env.params)
+  features = contracts.check_features(outcome.features, env.params)
   slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
   cache = network.prefill(env.params, condition, features, slots)
   room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
@@ -92,7 +92,7 @@ def catch_up(env: DecodeContext, network: Network, state: NetworkState,
   Returns the features after the root, `[S, B, 1, F]`, and the cache with these tokens in it.
   """
   length = state.tokens.shape[1]
-  features, cache = contract.step(
+  features, cache = contracts.step(
       network, env.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
       np.arange(length), np.tri(length, dtype=bool))
   last = jnp.maximum(state.fresh - 1, 0)[None, :, None, None]

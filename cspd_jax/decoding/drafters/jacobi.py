@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import accept, contract
+from cspd_jax.core import contracts, fields
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import DecodeContext, Draft, Drafter, Layout, Rng, RoundResult, Target
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
@@ -282,7 +282,7 @@ def _fill(rng: Rng, env: DecodeContext, tree: Tree, coupling: Coupling, kind: st
     fresh_tokens, fresh_probs = _fresh(
         rng, kind, positions, count + num_carried - 1,
         jnp.where(num_carried > 0, probs[at], last_probs), image, history, env.target)
-    forced = contract.forced_tokens(env.target, positions)
+    forced = contracts.forced_tokens(env.target, positions)
     if forced is not None:
       fresh_tokens = jnp.where(forced < 0, fresh_tokens, forced)
       fresh_probs = jnp.where(

@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.decoding import contract, row_random, warp as warp_lib
+from cspd_jax.core import contracts
+from cspd_jax.decoding import row_random, warp as warp_lib
 from cspd_jax.decoding.base import DecodeContext, Rng, RngState
 
 
@@ -13,7 +14,7 @@ def probabilities(env: DecodeContext, logits: jax.Array, positions: jax.Array) -
   `logits` are `[S, B, n, V]`. At temperature 0 this is the distribution at temperature 1: `choose`
   then selects its most probable tokens, and the one-hot distribution would contain only the first.
   """
-  forced = contract.forced_tokens(env.target, positions)
+  forced = contracts.forced_tokens(env.target, positions)
   return warp_lib.probabilities(logits, warp_lib.sampled(env.sampling), positions, forced)
 
 
