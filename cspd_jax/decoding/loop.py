@@ -109,7 +109,7 @@ class Decoder(AnyDecoder):
     rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, sampling)
     target, tree = self.target, self.drafter.tree
-    env = self._env(sampling, draft_params)
+    context = self._context(sampling, draft_params)
     logits, features, cache = contracts.prefill(
         target, params, condition, target.num_tokens + tree.num_nodes)
     batch = logits.shape[1]
@@ -124,11 +124,11 @@ class Decoder(AnyDecoder):
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
     count = jnp.ones((batch,), jnp.int32)
-    outcome = base.RoundResult(
+    result = base.RoundResult(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=zero,
-        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), zero),
+        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.without_cuts(sampling), zero),
         features=features, path=zero, verdict=verdict)
-    rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
+    rng, drafter_state = self.drafter.init(context, condition, rng, result)
     first = self._log_probs(logits, probs, zero, sampling, zero, verdict.token[:, None])
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
@@ -142,13 +142,14 @@ class Decoder(AnyDecoder):
   @usual_promotion
   def round(self, params, state: State, sampling=SamplingParams(), draft_params=None) -> State:
     target, drafter = self.target, self.drafter
-    env = self._env(sampling, draft_params)
+    context = self._context(sampling, draft_params)
     batch = state.count.shape[0]
     start = state.count - 1
     root = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
 
     # Draft and score.
-    rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
+    rng, drafter_state, draft = drafter.propose(
+        context, state.drafter, state.rng, root[:, 0], start)
     contracts.check_draft(
         draft, drafter.layout, self.verifier.needs_probs, batch, target.vocab_size)
     tree = drafter.layout.tree if draft.tree is None else draft.tree
@@ -181,11 +182,11 @@ class Decoder(AnyDecoder):
     if not tree.is_chain:
       cache = contracts.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
 
-    outcome = base.RoundResult(
+    result = base.RoundResult(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
-        uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
+        uncut=warp_lib.probabilities(logits, warp_lib.without_cuts(sampling), positions),
         features=features, path=path, verdict=verdict)
-    rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
+    rng, drafter_state = drafter.update(context, drafter_state, rng, result)
     bins = jnp.arange(state.accepted.shape[1])
     return State(
         count=count, tokens=tokens,
@@ -221,7 +222,7 @@ class Decoder(AnyDecoder):
       return LogProbs(sampled, None)
     forced = contracts.forced_tokens(self.target, positions)
     return LogProbs(sampled, warp_lib.uncut_log_probs(
-        logits, warp_lib.untempered(sampling), positions, forced, path, tokens))
+        logits, warp_lib.guidance_only(sampling), positions, forced, path, tokens))
 
   def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound, without drafts past the last token."""
@@ -232,7 +233,7 @@ class Decoder(AnyDecoder):
 
   def _verify(self, rng, layout, draft, nodes, logits, probs, positions, sampling):
     if self.verifier.greedy:
-      probs = self._probs(logits, positions, warp_lib.untempered(sampling))
+      probs = self._probs(logits, positions, warp_lib.guidance_only(sampling))
 
     def verify(rng, tree, *args):
       # A static tree is not an array, so it is passed in the layout.
@@ -250,7 +251,7 @@ class Decoder(AnyDecoder):
       return rng.state, result
     return jax.vmap(row)
 
-  def _env(self, sampling, draft_params):
+  def _context(self, sampling, draft_params):
     return base.DecodeContext(self.target, self.verifier.needs_probs, self.verifier.seed_exact,
                               self._rowwise, sampling, draft_params)
 

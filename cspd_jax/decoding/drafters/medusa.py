@@ -56,19 +56,20 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
         f'{heads.num_heads}.')
   depth, rank = tree.depth[1:], tree.rank[1:]
 
-  def init(env, condition, rng, outcome):
-    return rng, contracts.check_features(outcome.features, env.params)[:, :, -1]
+  def init(context, condition, rng, result):
+    return rng, contracts.check_features(result.features, context.params)[:, :, -1]
 
-  def propose(env, state, rng, root, start):
-    logits = contracts.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
+  def propose(context, state, rng, root, start):
+    logits = contracts.head_logits(heads, context.params, state)[:, :, :tree.max_depth]
     positions = start[:, None] + 1 + jnp.arange(tree.max_depth)
-    probs = siblings.probabilities(env, logits, positions)
-    rng, tokens, recorded = siblings.choose(env, rng, probs, positions, int(rank.max()) + 1, draws)
-    return rng, state, Draft(tokens[:, depth - 1, rank], recorded if env.needs_probs else None)
+    probs = siblings.probabilities(context, logits, positions)
+    rng, tokens, recorded = siblings.choose(
+        context, rng, probs, positions, int(rank.max()) + 1, draws)
+    return rng, state, Draft(tokens[:, depth - 1, rank], recorded if context.needs_probs else None)
 
-  def update(env, state, rng, outcome):
-    node = outcome.verdict.node[None, :, None, None]
-    return rng, jnp.take_along_axis(outcome.features, node, axis=2)[:, :, 0]
+  def update(context, state, rng, result):
+    node = result.verdict.node[None, :, None, None]
+    return rng, jnp.take_along_axis(result.features, node, axis=2)[:, :, 0]
 
   return Drafter(
       Layout(tree, (0,) + tuple(int(d) - 1 for d in depth), (-1,) * (tree.num_nodes + 1), draws),
