@@ -16,11 +16,11 @@ import numpy as np
 from cspd_jax.continuous import coupling, path, schedule as schedule_lib, speculative_head
 from cspd_jax.continuous.base import Target, Verifier, as_schedule
 from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
-from cspd_jax.continuous.context import CACHED, TRUE, true_window
 from cspd_jax.continuous.head import HeadSampler, ancestral, no_drafts
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.noise import MAX_TRIALS
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.visibility import CACHED, TRUE, true_window
 from cspd_jax.core import fields
 
 # Drafts per round where each requires a pass of the target, and where a block requires one.
@@ -161,14 +161,14 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   if num_iter is not None:
     steps = tuple(size - masked for masked in schedule_lib.mask_lengths(size, num_iter))
   verifier = coupled_chains(schedule.num_levels, window, kernels_per_call, rho)
-  context, width = CACHED, window
+  visibility, width = CACHED, window
   if target.cached is None:
     # A masked model returns `z` for all positions in every pass, so tokens behind the window can be
     # drawn for no further pass. They are the drafts of the next round.
-    context, width = true_window(window), min(2 * window, size)
+    visibility, width = true_window(window), min(2 * window, size)
   return make_decoder(
       target, schedule, verifier, (size,), drafter=old_chains(),
-      context=context, width=width, guidance=guidance, steps=steps,
+      visibility=visibility, width=width, guidance=guidance, steps=steps,
       distribution=describe_steps(num_iter or size, True, target.cached is not None))
 
 
@@ -223,7 +223,7 @@ def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Sch
   prefix = math.floor(prefix_share * size)
   return make_decoder(
       target, schedule, verifier, (size,) if prefix < size else (),
-      drafter=path.model(draft, aligned), context=TRUE, width=draft_length + verifier.bonus,
+      drafter=path.model(draft, aligned), visibility=TRUE, width=draft_length + verifier.bonus,
       prefix=prefix, prefix_sampler=ancestral(target, schedule, last_noise=True),
       guidance=guidance, distribution=describe_steps(size, last_noise=True))
 

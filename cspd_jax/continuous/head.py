@@ -164,9 +164,9 @@ def _steps(schedule: Schedule) -> jax.Array:
 
 def no_drafts(sampler: HeadSampler) -> Verifier:
   """Commits tokens that a sampler of the target draws, conditioned on those committed before."""
-  def verify(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(context: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     in_round = span.in_round
-    sampled = sampler.sample(env.params, span.batch(z))
+    sampled = sampler.sample(context.params, span.batch(z))
     sampled = jax.tree.map(lambda leaf: leaf.reshape(*in_round.shape, *leaf.shape[1:]), sampled)
     count = lambda leaf: jnp.where(
         in_round.reshape(in_round.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
@@ -178,6 +178,6 @@ def no_drafts(sampler: HeadSampler) -> Verifier:
         trials=total(sampled.trials), missed=total(sampled.missed),
         cost=Cost(count(sampled.calls).max(axis=1), total(sampled.rows)), kernels=kernels)
 
-  return Verifier(verify, None, sampler.guarantee, context='block', commits_all=True,
+  return Verifier(verify, None, sampler.guarantee, visibility='block', commits_all=True,
                   levels=sampler.levels, exact=True,
                   head_states=lambda width: width * sampler.states)

@@ -19,12 +19,12 @@ import numpy as np
 
 from cspd_jax.continuous import sampling as sampling_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Condition, Params
-from cspd_jax.continuous.context import causal_contexts
 from cspd_jax.continuous.head import Head, pick
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.noise import STEP, chain_normal
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import step_of, token_batch
+from cspd_jax.continuous.visibility import causal_contexts
 from cspd_jax.core import contracts
 from cspd_jax.core.random import as_key, row_keys
 from cspd_jax.core.sampling import SamplingParams

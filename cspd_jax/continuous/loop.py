@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import base, sampling as sampling_lib
-from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
 from cspd_jax.continuous.head import MODULATION_BYTES, HeadSampler, ancestral, no_drafts
 from cspd_jax.continuous.noise import random_orders, raster_orders
 from cspd_jax.continuous.result import Costs, Decoded, Tests, empty
 from cspd_jax.continuous.schedule import GUIDANCE_SCHEDULES, Schedule
 from cspd_jax.continuous.span import Span, open_span
+from cspd_jax.continuous.visibility import BLOCK, CACHED, TRUE
 from cspd_jax.core import contracts, fields, rows
 from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.guarantees import weakest
@@ -147,7 +147,7 @@ class Decoder(AnyDecoder):
 
   def _round(self, stage: base.Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
-    env = base.DecodeContext(
+    context = base.DecodeContext(
         self.target, self.schedule, verifier, params, state.condition,
         None if drafter is None else drafter.model, draft_params)
     span = open_span(
@@ -159,19 +159,20 @@ class Decoder(AnyDecoder):
     # Draft and score.
     draft, num_drafts = None, jnp.zeros_like(state.count)
     if drafter is not None:
-      draft = drafter.propose(env, span, decoded.tokens, state.memory)
+      draft = drafter.propose(context, span, decoded.tokens, state.memory)
       num_drafts = span.num_drafts(verifier.bonus) * (drafter.model is not None)
-    z, cache = stage.context.transform(
-        env, span, decoded.tokens if draft is None else draft.tokens,
+    z, cache = stage.visibility.transform(
+        context, span, decoded.tokens if draft is None else draft.tokens,
         None if draft is None else draft.missing, state.cache)
 
     # Verify and commit.
-    verdict = verifier.verify(env, span, draft, z)
+    verdict = verifier.verify(context, span, draft, z)
     contracts.check_tokens(verdict, (*span.ranks.shape, self.target.token_dim))
     after = state._replace(
         count=state.count + verdict.length, cache=cache,
         memory=verdict.memory if stage is self.stages[-1] else state.memory,
-        decoded=_commit(decoded, span, verifier, verdict, stage.context.passes(span), num_drafts))
+        decoded=_commit(
+            decoded, span, verifier, verdict, stage.visibility.passes(span), num_drafts))
     # Counts are int64 under `jax_enable_x64`, where indices are.
     return jax.tree.map(lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
                         after, state)
@@ -211,7 +212,8 @@ def _commit(decoded: Decoded, span: Span, verifier: base.Verifier, verdict: base
 
 def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifier,
                  stops: Sequence[int], *, drafter: base.Drafter | None = None,
-                 context: base.Context | None = None, width: int | None = None, prefix: int = 0,
+                 visibility: base.Visibility | None = None, width: int | None = None,
+                 prefix: int = 0,
                  prefix_sampler: HeadSampler | None = None, guidance: str | None = None,
                  steps: tuple[int, ...] | None = None, distribution: str = '') -> Decoder:
   """Builds a decoder from its parts; raises ValueError for parts that do not fit together.
@@ -223,7 +225,8 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
     schedule: the levels of its head, and of a draft model's.
     stops: the ranks at which rounds end, ascending, after the prefix; the last is the number of
       tokens. Empty if the prefix is the whole image.
-    context: `context.BLOCK` (the default) or `TRUE` for a masked target, `CACHED` for a causal one.
+    visibility: `visibility.BLOCK` (the default) or `TRUE` for a masked target, `CACHED` for a
+      causal one.
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
@@ -233,9 +236,9 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
   contracts.check_part('target', target, base.Target)
   guidance = target.guidance if guidance is None else guidance
   fields.check_choice('guidance', guidance, GUIDANCE_SCHEDULES)
-  first_context = BLOCK if target.cached is None else CACHED
-  context = context or first_context
-  _check_parts(target, verifier, drafter, context)
+  first_visibility = BLOCK if target.cached is None else CACHED
+  visibility = visibility or first_visibility
+  _check_parts(target, verifier, drafter, visibility)
   stops = tuple(stops)
   ends = (*range(1, prefix + 1), *stops)
   if not ends or ends[-1] != target.num_tokens or any(b <= a for a, b in zip((0, *ends), ends)):
@@ -245,7 +248,7 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
   stages = []
   if prefix:
     sampler = ancestral(target, schedule) if prefix_sampler is None else prefix_sampler
-    stages.append(base.Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), first_context))
+    stages.append(base.Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), first_visibility))
   # Rounds of one token at the start have a stage of their own, which is not as wide as the others.
   single = 0
   if drafter is None and width is None:
@@ -253,8 +256,8 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
   for stage_stops, begin in ((stops[:single], prefix), (stops[single:], prefix + single)):
     if stage_stops:
       widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
-      stages.append(base.Stage(stage_stops, widest if width is None else width, verifier, context,
-                               drafter, steps))
+      stages.append(base.Stage(stage_stops, widest if width is None else width, verifier,
+                               visibility, drafter, steps))
   if target.cached is not None:
     _check_causal(target.num_tokens, stages, steps or stops)
   orders = random_orders if target.cached is None else raster_orders
@@ -271,7 +274,7 @@ def _check_causal(num_tokens: int, stages: Sequence[base.Stage], ends: Sequence[
 
 
 def _check_parts(target: base.Target, verifier: base.Verifier, drafter: base.Drafter | None,
-                 context: base.Context) -> None:
+                 visibility: base.Visibility) -> None:
   remembers = verifier.start is not None
   if drafter is None and (remembers or verifier.sample_draft is not None):
     raise ValueError('drafter is None, but the verifier requires drafts; pass a Drafter.')
@@ -281,14 +284,14 @@ def _check_parts(target: base.Target, verifier: base.Verifier, drafter: base.Dra
       raise ValueError('drafter is set, but the verifier accepts no drafts; pass drafter=None.')
     drafter.check(target)
   causal = target.cached is not None
-  if causal != (context.name == CACHED.name):
+  if causal != (visibility.name == CACHED.name):
     raise ValueError(
-        f'context is {context.name!r}; a {"causal" if causal else "masked"} model supports '
+        f'visibility is {visibility.name!r}; a {"causal" if causal else "masked"} model supports '
         f'{CACHED.name if causal else f"{BLOCK.name} and {TRUE.name}"}.')
   # A block of one token is what a causal model scores.
-  if verifier.context not in (None, context.name, BLOCK.name if causal else None):
+  if verifier.visibility not in (None, visibility.name, BLOCK.name if causal else None):
     raise ValueError(
-        f'context is {context.name!r}; the verifier requires the context {verifier.context!r}.')
+        f'visibility is {visibility.name!r}; the verifier requires {verifier.visibility!r}.')
 
 
 # A product and its sum with the bias, or a row of a table and the copy that the head reads: the
@@ -301,7 +304,7 @@ def _of_stage(target: base.Target, stage: base.Stage, levels: int, num_rows: int
   """Returns the bytes of the largest step of a round, from the sizes that the parts declare."""
   states = stage.verifier.head_states(stage.width)
   head = _of_head(target, stage.width, states, levels, num_rows)
-  scored = _of_pass(target, stage.context.sizes(stage.width), num_rows)
+  scored = _of_pass(target, stage.visibility.sizes(stage.width), num_rows)
   draft = None if stage.drafter is None else stage.drafter.model
   if draft is None:
     return max(scored, head)

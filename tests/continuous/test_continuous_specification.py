@@ -44,7 +44,7 @@ def stops_of(decoder):
 def test_a_specification_is_the_call_of_a_constructor():
   spec = 'cspd_relaxed(block_length=3, prefix_share=0.5, kappa=7)'
   decoder = specification.build(spec, CHAIN.target, RESOURCES)
-  assert stops_of(decoder) == (1, 2, 3, 4, 5, 7, 8) and decoder.stages[1].context.name == 'block'
+  assert stops_of(decoder) == (1, 2, 3, 4, 5, 7, 8) and decoder.stages[1].visibility.name == 'block'
   assert decoder.schedule.num_levels == 100
   assert stops_of(specification.build('mar(num_iter=3)', CHAIN.target)) == stops_of(decoders.mar(
       CHAIN.target, 3))

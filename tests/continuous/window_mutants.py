@@ -9,7 +9,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import context, coupling, decoders
+from cspd_jax.continuous import coupling, decoders, visibility
 from cspd_jax.continuous.chains import chain_walk
 from cspd_jax.core import contracts
 
@@ -55,8 +55,8 @@ def _one_token_too_many(patch):
 
 
 def _context_with_the_draft_behind(patch):
-  transform = context.true_contexts
-  patch(context, 'true_contexts', lambda *args: transform(*args[:5], args[5] + 2, *args[6:]))
+  transform = visibility.true_contexts
+  patch(visibility, 'true_contexts', lambda *args: transform(*args[:5], args[5] + 2, *args[6:]))
 
 
 def _predicted_kernel(patch):

@@ -1,4 +1,4 @@
-"""Contexts: which tokens the target sees when it scores the positions of a round."""
+"""Visibilities: which tokens the target sees when it scores the positions of a round."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import head as head_lib
-from cspd_jax.continuous.base import Condition, Context, DecodeContext, Params, Target
+from cspd_jax.continuous.base import Condition, DecodeContext, Params, Target, Visibility
 from cspd_jax.continuous.span import Span
 from cspd_jax.core import contracts
 
@@ -45,32 +45,33 @@ def causal_contexts(target: Target, params: Params, condition: Condition, tokens
   return jnp.concatenate([first[:, :, None].astype(z.dtype), z[:, :, :-1]], axis=2)
 
 
-def true_window(window: int | None = None) -> Context:
-  """Returns a context in which tokens see all tokens of earlier steps, drafts included.
+def true_window(window: int | None = None) -> Visibility:
+  """Returns a visibility in which tokens see all tokens of earlier steps, drafts included.
 
   One pass of the target per token. Tokens of a round behind the first `window` are drawn ahead:
   they see what the last of these sees, so that they need no pass of their own, and cannot be final.
   """
-  def transform(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
+  def transform(context: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
                 cache: Any) -> tuple[jax.Array, Any]:
-    z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
-                      span.begin[:, :window], span.positions, missing)
+    z = true_contexts(
+        context.target, context.params, context.condition, tokens, span.rank_of_position,
+        span.begin[:, :window], span.positions, missing)
     return z, cache
 
   passes = lambda span: span.size if window is None else jnp.minimum(span.size, window)
-  return Context('true', transform, passes, lambda width: min(width, window or width))
+  return Visibility('true', transform, passes, lambda width: min(width, window or width))
 
 
-def _block(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
-           ) -> tuple[jax.Array, Any]:
+def _block(context: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
+           cache: Any) -> tuple[jax.Array, Any]:
   del missing  # The drafts of the round are not visible.
-  z = contracts.transform(env.target, env.params, env.condition, tokens,
+  z = contracts.transform(context.target, context.params, context.condition, tokens,
                          span.rank_of_position < span.count[:, None])
   return head_lib.pick(z, span.positions), cache
 
 
-def _cached(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
-            ) -> tuple[jax.Array, Any]:
+def _cached(context: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
+            cache: Any) -> tuple[jax.Array, Any]:
   del missing  # A causal model reads whatever is there.
   first, layers = cache
   width = span.ranks.shape[1]
@@ -78,7 +79,7 @@ def _cached(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Arra
   start = jnp.maximum(span.count - 1, 0)
   index = jnp.minimum(start[:, None] + jnp.arange(width), tokens.shape[1] - 1)
   scored = jnp.take_along_axis(tokens, index[:, :, None], axis=1)
-  z, layers = contracts.cached_score(env.target, env.params, layers, scored, start)
+  z, layers = contracts.cached_score(context.target, context.params, layers, scored, start)
   z = jnp.concatenate([first[:, :, None].astype(z.dtype), z], axis=2)
   z = head_lib.pick(z, (span.count > 0)[:, None] + jnp.arange(width))
   return z, (first, layers)
@@ -90,6 +91,6 @@ def _one(span: Span) -> jax.Array:
 
 TRUE = true_window()
 # All tokens see those committed before the round; one pass of the target.
-BLOCK = Context('block', _block, _one)
+BLOCK = Visibility('block', _block, _one)
 # Every token of a causal model sees all tokens before it, drafts included; one pass of the target.
-CACHED = Context('cached', _cached, _one, lambda width: width)
+CACHED = Visibility('cached', _cached, _one, lambda width: width)
