@@ -84,10 +84,9 @@ def parse(text: str | Spec) -> Spec:
             ': pass the name of a decoder that has one, and call one that you have built, '
             'decoder(model.params, model.condition(prompts), jax.random.key(0), '
             'model.sampling()).')))
-  text, node = text.strip(), _expression(
-      text, f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) or '
-      'eagle(tree=LANTERN)+rejection.')
-  nodes = [node]
+  text = text.strip()
+  nodes = [_expression(text, f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) '
+                       'or eagle(tree=LANTERN)+rejection.')]
   while isinstance(nodes[0], ast.BinOp) and isinstance(nodes[0].op, ast.Add):
     nodes[:1] = [nodes[0].left, nodes[0].right]
   if len(nodes) > 2:
@@ -107,7 +106,7 @@ def value(name: str, argument: object) -> Value:
 
 
 def _expression(text: str, message: str) -> ast.expr:
-  """The syntax tree of an expression; raises ValueError with a message for other text."""
+  """The syntax tree of an expression; other text is a ValueError with this message."""
   try:
     return ast.parse(text.strip(), mode='eval').body
   except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -155,12 +154,12 @@ def _literal(node: ast.expr) -> object:
     return None
 
 
-def _number(name: str, number: object, source: object) -> int | float:
+def _number(name: str, number: object, source: str) -> int | float:
   """Returns a number of the parameter `name` after a check; `source` is it in errors."""
   if isinstance(number, bool) or not isinstance(number, int | float):
-    raise ValueError(f'{name} is {str(source)!r:.80}; it must be {_VALUES}.')
+    raise ValueError(f'{name} is {source!r:.80}; it must be {_VALUES}.')
   if not (abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)):
-    raise ValueError(f'{name} is {str(source)!r:.80}; it must be finite and below 2**63.')
+    raise ValueError(f'{name} is {source!r:.80}; it must be finite and below 2**63.')
   return number
 
 
