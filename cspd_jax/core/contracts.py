@@ -19,8 +19,6 @@ SHARED_SIZES = ('vocab_size', 'num_tokens', 'row_width')
 _WORDS = {jnp.floating: 'floating-point numbers', jnp.float32: 'float32 numbers',
           jnp.integer: 'integers', jnp.bool_: 'booleans, or None for all rows,',
           jnp.generic: 'an array'}
-
-
 # Parts of a loaded model, by the names of their types.
 _EXAMPLES = {'Target': 'model.target(guided=True)',
              'Network': "model.drafts['eagle'].build(guided=True)",
@@ -38,9 +36,11 @@ def check_part(name: str, value: Any, kind: type, source: str | None = None) -> 
   """
   if isinstance(value, kind):
     return
-  words = (f'a {type(value).__module__}.{type(value).__name__}'
-           if type(value).__name__ == kind.__name__ else  # Of tokens of the other kind.
-           f'a {type(value).__name__}' if isinstance(value, tuple) else f'{value!r:.60}')
+  own, words = type(value), f'{value!r:.60}'
+  if own.__name__ == kind.__name__:  # Of tokens of the other kind.
+    words = f'a {own.__module__}.{own.__name__}'
+  elif isinstance(value, tuple):
+    words = f'a {own.__name__}'
   example = _EXAMPLES.get(kind.__name__)
   raise ValueError(f'{name} is {words}; it must be a {kind.__module__}.{kind.__name__}'
                    + ('' if example is None else f', such as {example} of a loaded model')
