@@ -17,7 +17,7 @@ from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.result import Errors, Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
-from cspd_jax.core import fields
+from cspd_jax.core import contracts, fields
 
 Params = Any
 Condition = Any
@@ -122,13 +122,15 @@ class Target(NamedTuple):
     return (f'Target({kind}, num_tokens={self.num_tokens}, token_dim={self.token_dim}, '
             f'num_streams={self.num_streams})')
 
-  def as_schedule(self, schedule: Schedule | int | None) -> Schedule:
-    """Returns a schedule, or one of a number of levels, by default the model's."""
-    if isinstance(schedule, Schedule):
-      return schedule
-    if schedule is not None:
-      fields.check_whole('schedule', schedule, 'a Schedule or the number of levels')
-    return self.make_schedule(self.num_levels if schedule is None else schedule)
+
+def as_schedule(target: Target, schedule: Schedule | int | None) -> Schedule:
+  """Returns a schedule, or a target's one of a number of levels, by default the model's."""
+  contracts.check_part('target', target, Target)
+  if isinstance(schedule, Schedule):
+    return schedule
+  if schedule is not None:
+    fields.check_whole('schedule', schedule, 'a Schedule or the number of levels')
+  return target.make_schedule(target.num_levels if schedule is None else schedule)
 
 
 class Draft(NamedTuple):
@@ -185,7 +187,7 @@ class Verdict(NamedTuple):
 
 
 class DecodeContext(NamedTuple):
-  """The environment of a drafter, a context and a verifier during one decode.
+  """What a drafter, a visibility and a verifier read during one decode.
 
   Attributes:
     target: the target.
@@ -210,9 +212,9 @@ class Drafter(NamedTuple):
   """Where drafts come from.
 
   Attributes:
-    propose: `(env, span, tokens [B, T, C], memory) -> Draft`: drafts for the first ranks of the
-      round, `span.num_drafts(env.verifier.bonus)` of them, sampled by
-      `env.verifier.sample_draft`, or the drafts in the verifier's `memory`.
+    propose: `(context, span, tokens [B, T, C], memory) -> Draft`: drafts for the first ranks of the
+      round, `span.num_drafts(context.verifier.bonus)` of them, sampled by
+      `context.verifier.sample_draft`, or the drafts in the verifier's `memory`.
     model: the draft model. It has the tokens and the condition of the target. None without one.
     check: `target -> None`; raises ValueError if the drafter does not fit the target.
     guided_as_verified: whether a draft has the guidance scale that it is verified with; else that
@@ -225,12 +227,12 @@ class Drafter(NamedTuple):
   guided_as_verified: bool = False
 
 
-class Context(NamedTuple):
+class Visibility(NamedTuple):
   """Which tokens the target sees when it scores the positions of a round.
 
   Attributes:
     name: one word.
-    transform: `(env, span, tokens [B, T, C], missing, cache) -> (z [S, B, W, D], cache)`: the
+    transform: `(context, span, tokens [B, T, C], missing, cache) -> (z [S, B, W, D], cache)`: the
       output for the tokens of the round, from `tokens` and `missing` of the `Draft`.
     passes: `span -> [B]`: passes of the transformer per row; they run in parallel.
     sizes: `W -> ` how often `Sizes.per_pass` is in memory at once, per image and stream.
@@ -247,14 +249,14 @@ class Verifier(NamedTuple):
   """Which drafts are accepted, and what follows them.
 
   Attributes:
-    verify: `(env, span, Draft or None, z [S, B, W, D]) -> Verdict`.
+    verify: `(context, span, Draft or None, z [S, B, W, D]) -> Verdict`.
     sample_draft: `(head, batch [N], aligned) -> (tokens [N, C], record)`: samples drafts with the
       `head.Head` of the draft model and records what `verify` needs to know of them, leaves
       `[N, ...]`. `aligned`: whether the head uses the noise of the positions, which the target's
       head uses too. None if the verifier accepts no drafts.
     guarantee: how close the samples are to the distribution, in words.
     bonus: tokens of a round that follow its drafts, 0 or 1.
-    context: the only `Context.name` the verifier supports; None for any.
+    visibility: the only `Visibility.name` the verifier supports; None for any.
     commits_all: whether a round commits all of its tokens, whatever is accepted. They then have the
       guidance scale of the last one, as in MAR's sampler; else each has that of its own step.
     levels: `M`, levels whose tests are counted separately; 0 for none.
@@ -269,7 +271,7 @@ class Verifier(NamedTuple):
   sample_draft: Callable[[Any, TokenBatch, bool], tuple[jax.Array, Any]] | None
   guarantee: str
   bonus: int = 0
-  context: str | None = None
+  visibility: str | None = None
   commits_all: bool = False
   levels: int = 0
   start: Callable[[Target, int, int], Any] | None = None
@@ -286,7 +288,7 @@ class Stage(NamedTuple):
       and is over when every row has reached the last stop.
     width: `W`, the largest number of tokens of a round.
     verifier: decides about the drafts of a round.
-    context: which tokens the target sees.
+    visibility: which tokens the target sees.
     drafter: where drafts come from; None if the target samples alone.
     steps: the ranks at which autoregressive steps end, ascending. The tokens of a step see those of
       earlier steps. None for steps of one token.
@@ -295,6 +297,6 @@ class Stage(NamedTuple):
   stops: tuple[int, ...]
   width: int
   verifier: Verifier
-  context: Context
+  visibility: Visibility
   drafter: Drafter | None = None
   steps: tuple[int, ...] | None = None

@@ -38,14 +38,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import contract, coupling, decoders, noise as noise_lib, path
-from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Drafter, Target, Verdict, Verifier
-from cspd_jax.continuous.context import BLOCK
+from cspd_jax.continuous import coupling, decoders, noise as noise_lib, path
+from cspd_jax.continuous.base import (
+  Cost,
+  DecodeContext,
+  Draft,
+  Drafter,
+  Target,
+  Verdict,
+  Verifier,
+  as_schedule,
+)
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.result import Errors
 from cspd_jax.continuous.schedule import Schedule, blocks
 from cspd_jax.continuous.span import Span, TokenBatch
+from cspd_jax.continuous.visibility import BLOCK
 from cspd_jax.core import fields
 
 DEFAULT_KAPPA = 42.0  # Tolerance of the released code, in standard deviations of the last kernel.
@@ -79,7 +88,7 @@ def cspd_paper(target: Target, draft: Target, draft_length: int = decoders.DEFAU
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
   verifier = path.path_test(split=0, eta=1.0, max_trials=max_trials, sigma=True)
-  return decoders.path_decoder(target, draft, draft_length, contract.as_schedule(target, schedule),
+  return decoders.path_decoder(target, draft, draft_length, as_schedule(target, schedule),
                                verifier, prefix_share, aligned, guidance)
 
 
@@ -149,11 +158,11 @@ def block_decoder(target: Target, drafter: Drafter, verifier: Verifier, block_le
                   schedule: Schedule | int | None, prefix_share: float, guidance: str | None
                   ) -> Decoder:
   """Returns a decoder that verifies whole blocks and approximates `parallel`."""
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   decoders.check_noise(schedule)
   (_, prefix), *verified = blocks(target.num_tokens, block_length, prefix_share)
   return make_decoder(
-      target, schedule, verifier, [stop for _, stop in verified], drafter=drafter, context=BLOCK,
+      target, schedule, verifier, [stop for _, stop in verified], drafter=drafter, visibility=BLOCK,
       prefix=prefix, guidance=guidance,
       distribution=decoders.describe_blocks(block_length, prefix, last_noise=False))
 
@@ -199,20 +208,20 @@ def token_test(test: TokenTest, guarantee: str, bounded: bool = False) -> Verifi
     kernel = last_kernel(head, batch, aligned)
     return kernel.mean, kernel
 
-  def verify(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(context: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder requires a drafter'
     batch = span.batch(z)
     of_draft = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), draft.record)
-    of_target = last_kernel(Head(env.target, env.schedule, env.params), batch)
+    of_target = last_kernel(Head(context.target, context.schedule, context.params), batch)
     tested = test(batch, of_draft, of_target, batch.active)
     tested = jax.tree.map(lambda leaf: leaf.reshape(*span.ranks.shape, *leaf.shape[1:]), tested)
-    levels = env.schedule.num_levels
+    levels = context.schedule.num_levels
     total = lambda leaf: jnp.sum(jnp.where(span.in_round, leaf, 0), axis=1)
     return Verdict(
         tokens=tested.tokens, length=span.size, tested=span.in_round, accepted=tested.accepted,
         trials=total(tested.trials), missed=total(tested.missed),
         cost=Cost(head_calls=jnp.where(span.active, levels, 0),
-                  head_rows=env.target.num_streams * levels * span.size,
+                  head_rows=context.target.num_streams * levels * span.size,
                   draft_head_calls=levels * span.size),
         errors=tested.errors)
 

@@ -13,14 +13,14 @@ import math
 
 import numpy as np
 
-from cspd_jax.continuous import contract, coupling, path, schedule as schedule_lib, speculative_head
-from cspd_jax.continuous.base import Target, Verifier
+from cspd_jax.continuous import coupling, path, schedule as schedule_lib, speculative_head
+from cspd_jax.continuous.base import Target, Verifier, as_schedule
 from cspd_jax.continuous.chains.chain_walk import coupled_chains, old_chains
-from cspd_jax.continuous.context import CACHED, TRUE, true_window
 from cspd_jax.continuous.head import HeadSampler, ancestral, no_drafts
 from cspd_jax.continuous.loop import Decoder, make_decoder
 from cspd_jax.continuous.noise import MAX_TRIALS
 from cspd_jax.continuous.schedule import Schedule
+from cspd_jax.continuous.visibility import CACHED, TRUE, true_window
 from cspd_jax.core import fields
 
 # Drafts per round where each requires a pass of the target, and where a block requires one.
@@ -51,7 +51,7 @@ def mar(target: Target, num_iter: int | None = None, schedule: Schedule | int | 
     decode = cspd_jax.jit(cspd_jax.continuous.mar(target))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   return _mar_steps(target, num_iter, schedule, ancestral(target, schedule, last_noise), guidance,
                     last_noise)
 
@@ -78,7 +78,7 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
     decode = cspd_jax.jit(cspd_jax.continuous.exact_head(target))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
   return _mar_steps(target, num_iter, schedule, sampler, guidance, last_noise=False)
 
@@ -107,7 +107,7 @@ def parallel(target: Target, block_length: int = DEFAULT_BLOCK_LENGTH,
     decode = cspd_jax.jit(cspd_jax.continuous.parallel(target, block_length=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
+  schedule, size = as_schedule(target, schedule), target.num_tokens
   schedule_lib.check_length('block_length', block_length, size)
   if prefix_share is None:
     first, stops = 0, (*range(block_length, size, block_length), size)
@@ -146,7 +146,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     decode = cspd_jax.jit(cspd_jax.continuous.windows(target, window=4))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
-  schedule, size = contract.as_schedule(target, schedule), target.num_tokens
+  schedule, size = as_schedule(target, schedule), target.num_tokens
   if size > MAX_TRIALS:
     raise ValueError(f'the image has {size} tokens; windows support {MAX_TRIALS}, '
                      'because there is noise for as many rounds.')
@@ -161,14 +161,14 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
   if num_iter is not None:
     steps = tuple(size - masked for masked in schedule_lib.mask_lengths(size, num_iter))
   verifier = coupled_chains(schedule.num_levels, window, kernels_per_call, rho)
-  context, width = CACHED, window
+  visibility, width = CACHED, window
   if target.cached is None:
     # A masked model returns `z` for all positions in every pass, so tokens behind the window can be
     # drawn for no further pass. They are the drafts of the next round.
-    context, width = true_window(window), min(2 * window, size)
+    visibility, width = true_window(window), min(2 * window, size)
   return make_decoder(
       target, schedule, verifier, (size,), drafter=old_chains(),
-      context=context, width=width, guidance=guidance, steps=steps,
+      visibility=visibility, width=width, guidance=guidance, steps=steps,
       distribution=describe_steps(num_iter or size, True, target.cached is not None))
 
 
@@ -204,7 +204,7 @@ def exact_path(target: Target, draft: Target, draft_length: int = DEFAULT_DRAFT_
     decode = cspd_jax.jit(cspd_jax.continuous.exact_path(target, draft, draft_length=2))
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(), draft_params)
   """
-  schedule = contract.as_schedule(target, schedule)
+  schedule = as_schedule(target, schedule)
   split, last = schedule.num_levels // 5 if split is None else split, schedule.num_levels - 1
   fields.check_whole('split', split, f'a whole number from 0 to the last level, {last}', 0, last)
   verifier = path.path_test(split, eta, max_trials, bonus)
@@ -223,7 +223,7 @@ def path_decoder(target: Target, draft: Target, draft_length: int, schedule: Sch
   prefix = math.floor(prefix_share * size)
   return make_decoder(
       target, schedule, verifier, (size,) if prefix < size else (),
-      drafter=path.model(draft, aligned), context=TRUE, width=draft_length + verifier.bonus,
+      drafter=path.model(draft, aligned), visibility=TRUE, width=draft_length + verifier.bonus,
       prefix=prefix, prefix_sampler=ancestral(target, schedule, last_noise=True),
       guidance=guidance, distribution=describe_steps(size, last_noise=True))
 

@@ -11,11 +11,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import contract, noise as noise_lib, schedule as schedule_lib
+from cspd_jax.continuous import noise as noise_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Params, Target, Verdict, Verifier
 from cspd_jax.continuous.result import Kernels
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import Span, TokenBatch
+from cspd_jax.core import contracts
 
 MODULATION_BYTES = 2**30  # A larger modulation is computed at every call instead of being stored.
 
@@ -80,7 +81,7 @@ class Head(NamedTuple):
       row = ((first + token) * self.schedule.num_levels + level).reshape(-1)
       rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[3:]), batch.modulation)
       eps, v = modulation.apply(params, states, rows, row)
-    contract.check_head(states, eps, v)
+    contracts.check_head(states, eps, v)
     eps, v = (leaf.reshape(streams, *x.shape) for leaf in (eps, v))
     per_token = lambda leaf: leaf[token].reshape(*shape, 1)
     guided = eps[0]
@@ -163,9 +164,9 @@ def _steps(schedule: Schedule) -> jax.Array:
 
 def no_drafts(sampler: HeadSampler) -> Verifier:
   """Commits tokens that a sampler of the target draws, conditioned on those committed before."""
-  def verify(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(context: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     in_round = span.in_round
-    sampled = sampler.sample(env.params, span.batch(z))
+    sampled = sampler.sample(context.params, span.batch(z))
     sampled = jax.tree.map(lambda leaf: leaf.reshape(*in_round.shape, *leaf.shape[1:]), sampled)
     count = lambda leaf: jnp.where(
         in_round.reshape(in_round.shape + (1,) * (leaf.ndim - 2)), leaf, 0)
@@ -177,6 +178,6 @@ def no_drafts(sampler: HeadSampler) -> Verifier:
         trials=total(sampled.trials), missed=total(sampled.missed),
         cost=Cost(count(sampled.calls).max(axis=1), total(sampled.rows)), kernels=kernels)
 
-  return Verifier(verify, None, sampler.guarantee, context='block', commits_all=True,
+  return Verifier(verify, None, sampler.guarantee, visibility='block', commits_all=True,
                   levels=sampler.levels, exact=True,
                   head_states=lambda width: width * sampler.states)

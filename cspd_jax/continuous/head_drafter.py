@@ -17,14 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.continuous import contract, sampling as sampling_lib, schedule as schedule_lib
+from cspd_jax.continuous import sampling as sampling_lib, schedule as schedule_lib
 from cspd_jax.continuous.base import Condition, Params
-from cspd_jax.continuous.context import causal_contexts
 from cspd_jax.continuous.head import Head, pick
 from cspd_jax.continuous.loop import Decoder
 from cspd_jax.continuous.noise import STEP, chain_normal
 from cspd_jax.continuous.schedule import Schedule
 from cspd_jax.continuous.span import step_of, token_batch
+from cspd_jax.continuous.visibility import causal_contexts
+from cspd_jax.core import contracts
 from cspd_jax.core.random import as_key, row_keys
 from cspd_jax.core.sampling import SamplingParams
 
@@ -118,7 +119,7 @@ def record(decoder: Decoder, params: Params, condition: Condition, key: jax.Arra
       rank, jnp.array([stop for stage in decoder.stages for stop in stage.stops]), size)
   if target.cached is None:
     visible = jnp.argsort(decoded.order, axis=1) < begin
-    z = contract.transform(target, params, condition, decoded.tokens, visible)
+    z = contracts.transform(target, params, condition, decoded.tokens, visible)
   else:
     z = causal_contexts(target, params, condition, decoded.tokens)
   scale = sampling_lib.scale(sampling, decoder.guidance, size, size - end)

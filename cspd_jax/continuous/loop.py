@@ -1,20 +1,22 @@
 """The one loop: draft, score, verify, commit, until every row is complete."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import base, contract, sampling as sampling_lib
-from cspd_jax.continuous.context import BLOCK, CACHED, TRUE
+from cspd_jax.continuous import base, sampling as sampling_lib
 from cspd_jax.continuous.head import MODULATION_BYTES, HeadSampler, ancestral, no_drafts
 from cspd_jax.continuous.noise import random_orders, raster_orders
 from cspd_jax.continuous.result import Costs, Decoded, Tests, empty
 from cspd_jax.continuous.schedule import GUIDANCE_SCHEDULES, Schedule
 from cspd_jax.continuous.span import Span, open_span
-from cspd_jax.core import fields, returned, rows
+from cspd_jax.continuous.visibility import BLOCK, CACHED, TRUE
+from cspd_jax.core import contracts, fields, rows
+from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.guarantees import weakest
 from cspd_jax.core.random import RowKeys, as_row_keys
 from cspd_jax.core.sampling import SamplingParams
@@ -44,12 +46,10 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Decoder:
+class Decoder(AnyDecoder):
   """A model with one or more stages of rounds: `decoder(params, condition, key)`.
 
-  A pure function of arrays, to be jitted as a whole: `cspd_jax.jit(decoder)`, or `jax.jit`.
-  `start`, `round` and `finish` are its pieces, with which callers observe every round: `finish`
-  returns the result so far.
+  `finish` returns the result so far, in any round.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -86,67 +86,26 @@ class Decoder:
     """How close the samples are to `distribution`, in words."""
     return self.verifier.guarantee
 
-  @usual_promotion
-  def check(self, condition: base.Condition,
-            sampling: SamplingParams = SamplingParams()) -> jax.Array:
-    """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
-
-    Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
-    """
-    return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
-
   def check_condition(self, condition: base.Condition) -> jax.Array:
-    """Returns which rows `[B]` bool of a condition can be decoded; raises the errors of `check`."""
-    valid = returned.supported_rows(self.target, condition, 'model')
+    valid = contracts.supported_rows(self.target, condition, 'model')
     if self.drafter is not None and self.drafter.model is not None:
-      valid &= returned.supported_rows(self.drafter.model, condition, 'model')
+      valid &= contracts.supported_rows(self.drafter.model, condition, 'model')
     return valid
 
   def check_sampling(self, sampling: SamplingParams, num_rows: int | None = None) -> jax.Array:
-    """Returns which rows `[B]` bool of the options can be decoded; raises the errors of `check`.
-
-    There are `num_rows`, by default as many as an option has values.
-    """
     return sampling_lib.check(sampling, self.target.num_streams, num_rows)
 
-  @usual_promotion
-  def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
-               sampling: SamplingParams = SamplingParams(),
-               draft_params: base.Params = None) -> Decoded:
-    """Generates one image's tokens per row of `condition`.
-
-    Args:
-      params: the target's parameters.
-      condition: what the transformers of target and draft model read, with leading axis `B`.
-      key: one random key, or one per row `[B]`. A row's result depends on its own key and
-        condition only, up to rounding: a model may choose the shape of a pass by all rows.
-      sampling: guidance and temperature, of all models; run-time values.
-      draft_params: the draft model's parameters; missing ones raise ValueError, as does `check`.
-
-    Returns:
-      The tokens `[B, T, C]`, passes, costs and more of every row.
-    """
-    state = self.start(params, condition, key, sampling, draft_params)
-    for stage in self.stages:
-      state = jax.lax.while_loop(
-          lambda state, end=stage.stops[-1]: jnp.any(state.count < end),
-          lambda state, stage=stage: self._round(stage, params, state, sampling, draft_params),
-          state)
-    return self.finish(state)
+  @property
+  def phases(self):
+    return [(stage.stops[-1], functools.partial(self._round, stage)) for stage in self.stages]
 
   @usual_promotion
   def start(self, params: base.Params, condition: base.Condition, key: Any,
             sampling: SamplingParams = SamplingParams(), draft_params: base.Params = None) -> State:
-    """Returns the state before the first round.
-
-    Takes the arguments and raises the errors of a call. `key` may be the `core.random.row_keys` of
-    a key, too.
-    """
     rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, sampling)
-    if self.drafter is not None and self.drafter.model is not None and draft_params is None:
-      raise ValueError("draft_params is None; it must be the draft model's parameters.")
+    if self.drafter is not None and self.drafter.model is not None:
+      contracts.check_params(draft_params)
     size = self.target.num_tokens
     order = self.orders(rng, size)
     width = max(stage.width for stage in self.stages)
@@ -158,7 +117,7 @@ class Decoder:
         order, valid, self.target.token_dim, rounds=max_rounds, width=width,
         levels=max(stage.verifier.levels for stage in self.stages),
         bounded=any(stage.verifier.bounded for stage in self.stages))
-    cache = () if self.target.cached is None else contract.prefill(
+    cache = () if self.target.cached is None else contracts.cached_prefill(
         self.target, params, condition, size + width)
     memory = () if self.verifier.start is None else self.verifier.start(
         self.target, order.shape[0], width)
@@ -168,35 +127,27 @@ class Decoder:
 
   @usual_promotion
   def round(self, params, state: State, sampling=SamplingParams(), draft_params=None) -> State:
-    """Runs one draft-score-verify-commit round; complete rows do not change.
-
-    `sampling` must be that of the rounds before: a verifier may keep what it drew with it.
-    """
     # All stages but the last end for all rows at once.
     ends = jnp.array([stage.stops[-1] for stage in self.stages[:-1]], jnp.int32)
-    rounds = [lambda state, stage=stage: self._round(stage, params, state, sampling, draft_params)
-              for stage in self.stages]
+    rounds = [lambda state, round_=round_: round_(params, state, sampling, draft_params)
+              for _, round_ in self.phases]
     return jax.lax.switch(jnp.sum(jnp.min(state.count) >= ends), rounds, state)
 
   @usual_promotion
   def finish(self, state: State) -> Decoded:
-    """Returns the result so far."""
     decoded = state.decoded
     finite = jnp.all(jnp.isfinite(decoded.tokens), axis=(1, 2))
     return decoded._replace(valid=decoded.valid & finite)
 
   def intermediate(self, num_rows: int) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs in addition to its state.
-
-    XLA computes a round one step after the other: the transformer, then the chains of the head, for
-    the draft model and for the target. The largest step determines the memory.
-    """
+    # XLA computes a round one step after the other: the transformer, then the chains of the head,
+    # for the draft model and for the target. The largest step determines the memory.
     return max(_of_stage(self.target, stage, self.schedule.num_levels, num_rows)
                for stage in self.stages)
 
   def _round(self, stage: base.Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
-    env = base.DecodeContext(
+    context = base.DecodeContext(
         self.target, self.schedule, verifier, params, state.condition,
         None if drafter is None else drafter.model, draft_params)
     span = open_span(
@@ -208,19 +159,20 @@ class Decoder:
     # Draft and score.
     draft, num_drafts = None, jnp.zeros_like(state.count)
     if drafter is not None:
-      draft = drafter.propose(env, span, decoded.tokens, state.memory)
+      draft = drafter.propose(context, span, decoded.tokens, state.memory)
       num_drafts = span.num_drafts(verifier.bonus) * (drafter.model is not None)
-    z, cache = stage.context.transform(
-        env, span, decoded.tokens if draft is None else draft.tokens,
+    z, cache = stage.visibility.transform(
+        context, span, decoded.tokens if draft is None else draft.tokens,
         None if draft is None else draft.missing, state.cache)
 
     # Verify and commit.
-    verdict = verifier.verify(env, span, draft, z)
-    contract.check_verdict(verdict, (*span.ranks.shape, self.target.token_dim))
+    verdict = verifier.verify(context, span, draft, z)
+    contracts.check_tokens(verdict, (*span.ranks.shape, self.target.token_dim))
     after = state._replace(
         count=state.count + verdict.length, cache=cache,
         memory=verdict.memory if stage is self.stages[-1] else state.memory,
-        decoded=_commit(decoded, span, verifier, verdict, stage.context.passes(span), num_drafts))
+        decoded=_commit(
+            decoded, span, verifier, verdict, stage.visibility.passes(span), num_drafts))
     # Counts are int64 under `jax_enable_x64`, where indices are.
     return jax.tree.map(lambda new, old: new if new.dtype == old.dtype else new.astype(old.dtype),
                         after, state)
@@ -260,7 +212,8 @@ def _commit(decoded: Decoded, span: Span, verifier: base.Verifier, verdict: base
 
 def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifier,
                  stops: Sequence[int], *, drafter: base.Drafter | None = None,
-                 context: base.Context | None = None, width: int | None = None, prefix: int = 0,
+                 visibility: base.Visibility | None = None, width: int | None = None,
+                 prefix: int = 0,
                  prefix_sampler: HeadSampler | None = None, guidance: str | None = None,
                  steps: tuple[int, ...] | None = None, distribution: str = '') -> Decoder:
   """Builds a decoder from its parts; raises ValueError for parts that do not fit together.
@@ -272,19 +225,20 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
     schedule: the levels of its head, and of a draft model's.
     stops: the ranks at which rounds end, ascending, after the prefix; the last is the number of
       tokens. Empty if the prefix is the whole image.
-    context: `context.BLOCK` (the default) or `TRUE` for a masked target, `CACHED` for a causal one.
+    visibility: `visibility.BLOCK` (the default) or `TRUE` for a masked target, `CACHED` for a
+      causal one.
     width: the largest number of tokens of a round; None for all up to the next stop.
     prefix: the number of first tokens that the target decodes alone, one per round.
     prefix_sampler: samples them; `head.ancestral` by default.
     guidance: one of `schedule.GUIDANCE_SCHEDULES`; None for the target's.
     distribution: the distribution that is sampled, in words.
   """
-  returned.check_part('target', target, base.Target)
+  contracts.check_part('target', target, base.Target)
   guidance = target.guidance if guidance is None else guidance
   fields.check_choice('guidance', guidance, GUIDANCE_SCHEDULES)
-  first_context = BLOCK if target.cached is None else CACHED
-  context = context or first_context
-  _check_parts(target, verifier, drafter, context)
+  first_visibility = BLOCK if target.cached is None else CACHED
+  visibility = visibility or first_visibility
+  _check_parts(target, verifier, drafter, visibility)
   stops = tuple(stops)
   ends = (*range(1, prefix + 1), *stops)
   if not ends or ends[-1] != target.num_tokens or any(b <= a for a, b in zip((0, *ends), ends)):
@@ -294,7 +248,7 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
   stages = []
   if prefix:
     sampler = ancestral(target, schedule) if prefix_sampler is None else prefix_sampler
-    stages.append(base.Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), first_context))
+    stages.append(base.Stage(tuple(range(1, prefix + 1)), 1, no_drafts(sampler), first_visibility))
   # Rounds of one token at the start have a stage of their own, which is not as wide as the others.
   single = 0
   if drafter is None and width is None:
@@ -302,8 +256,8 @@ def make_decoder(target: base.Target, schedule: Schedule, verifier: base.Verifie
   for stage_stops, begin in ((stops[:single], prefix), (stops[single:], prefix + single)):
     if stage_stops:
       widest = max(b - a for a, b in zip((begin, *stage_stops), stage_stops))
-      stages.append(base.Stage(stage_stops, widest if width is None else width, verifier, context,
-                               drafter, steps))
+      stages.append(base.Stage(stage_stops, widest if width is None else width, verifier,
+                               visibility, drafter, steps))
   if target.cached is not None:
     _check_causal(target.num_tokens, stages, steps or stops)
   orders = random_orders if target.cached is None else raster_orders
@@ -320,7 +274,7 @@ def _check_causal(num_tokens: int, stages: Sequence[base.Stage], ends: Sequence[
 
 
 def _check_parts(target: base.Target, verifier: base.Verifier, drafter: base.Drafter | None,
-                 context: base.Context) -> None:
+                 visibility: base.Visibility) -> None:
   remembers = verifier.start is not None
   if drafter is None and (remembers or verifier.sample_draft is not None):
     raise ValueError('drafter is None, but the verifier requires drafts; pass a Drafter.')
@@ -330,14 +284,14 @@ def _check_parts(target: base.Target, verifier: base.Verifier, drafter: base.Dra
       raise ValueError('drafter is set, but the verifier accepts no drafts; pass drafter=None.')
     drafter.check(target)
   causal = target.cached is not None
-  if causal != (context.name == CACHED.name):
+  if causal != (visibility.name == CACHED.name):
     raise ValueError(
-        f'context is {context.name!r}; a {"causal" if causal else "masked"} model supports '
+        f'visibility is {visibility.name!r}; a {"causal" if causal else "masked"} model supports '
         f'{CACHED.name if causal else f"{BLOCK.name} and {TRUE.name}"}.')
   # A block of one token is what a causal model scores.
-  if verifier.context not in (None, context.name, BLOCK.name if causal else None):
+  if verifier.visibility not in (None, visibility.name, BLOCK.name if causal else None):
     raise ValueError(
-        f'context is {context.name!r}; the verifier requires the context {verifier.context!r}.')
+        f'visibility is {visibility.name!r}; the verifier requires {verifier.visibility!r}.')
 
 
 # A product and its sum with the bias, or a row of a table and the copy that the head reads: the
@@ -350,7 +304,7 @@ def _of_stage(target: base.Target, stage: base.Stage, levels: int, num_rows: int
   """Returns the bytes of the largest step of a round, from the sizes that the parts declare."""
   states = stage.verifier.head_states(stage.width)
   head = _of_head(target, stage.width, states, levels, num_rows)
-  scored = _of_pass(target, stage.context.sizes(stage.width), num_rows)
+  scored = _of_pass(target, stage.visibility.sizes(stage.width), num_rows)
   draft = None if stage.drafter is None else stage.drafter.model
   if draft is None:
     return max(scored, head)

@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract, coupling, head as head_lib, noise as noise_lib
+from cspd_jax.continuous import coupling, head as head_lib, noise as noise_lib
 from cspd_jax.continuous.base import Cost, DecodeContext, Draft, Drafter, Target, Verdict, Verifier
 from cspd_jax.continuous.head import Head
 from cspd_jax.continuous.span import Span, TokenBatch
-from cspd_jax.core import rows
-from cspd_jax.core.returned import check_part
+from cspd_jax.core import contracts, rows
+from cspd_jax.core.contracts import check_part
 
 DEFAULT_ETA = 0.95
 _NEGLIGIBLE = 1e-6  # Probability below which failing residual draws are not mentioned.
@@ -59,20 +59,20 @@ def _check_pair(draft: Target, target: Target) -> None:
       raise ValueError(f'draft has {of_draft} {words}, the target {of_target}; they must be equal.')
 
 
-def _propose(model: Target, aligned: bool, env: DecodeContext, span: Span, tokens: jax.Array,
+def _propose(model: Target, aligned: bool, context: DecodeContext, span: Span, tokens: jax.Array,
              memory: Any) -> Draft:
   """Continues the image with the draft model, each draft conditioned on those before it."""
-  verifier = env.verifier
+  verifier = context.verifier
   sample_draft = verifier.sample_draft
   assert sample_draft is not None, 'make_decoder refuses a drafter then'
-  head = head_lib.Head(model, env.schedule, env.draft_params)
+  head = head_lib.Head(model, context.schedule, context.draft_params)
   num_drafts = span.num_drafts(verifier.bonus)
   batch, length = span.ranks.shape[0], span.ranks.shape[1] - verifier.bonus
 
   def draft_token(tokens, j):
     token_span = span.select(jnp.full((batch, 1), j))
-    z = contract.transform(
-        model, env.draft_params, env.condition, tokens,
+    z = contracts.transform(
+        model, context.draft_params, context.condition, tokens,
         span.rank_of_position < (span.count + j)[:, None])
     token_span = token_span._replace(scale=token_span.draft_scale)
     token, record = sample_draft(
@@ -181,7 +181,7 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.D
   if sigma:
     guarantee = ('biased where the models have different learned variances; elsewhere '
                  f'{guarantee}')
-  return Verifier(test.verify, test.sample_draft, guarantee, bonus=int(bonus), context='true',
+  return Verifier(test.verify, test.sample_draft, guarantee, bonus=int(bonus), visibility='true',
                   exact=not sigma, head_states=test.head_states)
 
 
@@ -204,13 +204,14 @@ class _PathTest:
     """The states of the paths of the drafts, or of proposals for a residual draw."""
     return (self.split + 1) * max(width - self.bonus, coupling.TRIALS_PER_PASS)
 
-  def verify(self, env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(self, context: DecodeContext, span: Span, draft: Draft | None, z: jax.Array
+             ) -> Verdict:
     assert draft is not None, 'make_decoder requires a drafter'
     drafted: Drafted = draft.record
     num_drafts = span.num_drafts(self.bonus)
     num_rows, width = span.ranks.shape
     length = width - self.bonus
-    head = Head(env.target, env.schedule, env.params)
+    head = Head(context.target, context.schedule, context.params)
     start = start_path(head, span.batch(z), self.split)
     start = jax.tree.map(lambda leaf: leaf.reshape(num_rows, width, *leaf.shape[1:]), start)
     log_sigma = self.sigma * (drafted.start.log_std - start.log_std[:, :length])
@@ -228,7 +229,7 @@ class _PathTest:
     has_next = failed | (span.active & self.bonus)
 
     next_token, trials, missed = self._next_token(
-        env, span, drafted, z, start.x, log_sigma, accepted, failed, has_next)
+        context, span, drafted, z, start.x, log_sigma, accepted, failed, has_next)
     tokens = jnp.pad(drafted.path.states[:, :, -1], [(0, 0), (0, width - length), (0, 0)])
     pad = lambda leaf: jnp.pad(leaf, [(0, 0), (0, width - length)])
     is_next = jnp.arange(width) == accepted[:, None]
@@ -238,15 +239,15 @@ class _PathTest:
         tested=pad((index <= accepted[:, None]) & (index < num_drafts[:, None])),
         accepted=pad(index < accepted[:, None]),
         trials=jnp.where(failed, trials, 0), missed=(failed & missed).astype(jnp.int32),
-        cost=self._cost(env, span, num_drafts, failed, trials))
+        cost=self._cost(context, span, num_drafts, failed, trials))
 
-  def _next_token(self, env: DecodeContext, span: Span, drafted: Drafted, z: jax.Array,
+  def _next_token(self, context: DecodeContext, span: Span, drafted: Drafted, z: jax.Array,
                   x: jax.Array, log_sigma: jax.Array, accepted: jax.Array, failed: jax.Array,
                   has_next: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draws, by `coupling.residual`, the token after the accepted drafts of rows that have one."""
-    assert env.draft_model is not None, 'make_decoder requires a drafter'
-    head = Head(env.target, env.schedule, env.params)
-    draft_head = Head(env.draft_model, env.schedule, env.draft_params)
+    assert context.draft_model is not None, 'make_decoder requires a drafter'
+    head = Head(context.target, context.schedule, context.params)
+    draft_head = Head(context.draft_model, context.schedule, context.draft_params)
     num, last = coupling.TRIALS_PER_PASS, span.ranks.shape[1] - 1
     # Rows without a rejected draft score some other draft; their first proposal is accepted.
     target_index = jnp.minimum(accepted, last)[:, None]
@@ -270,14 +271,14 @@ class _PathTest:
 
     return coupling.residual(propose, has_next, self.eta, self.max_trials)
 
-  def _cost(self, env: DecodeContext, span: Span, num_drafts: jax.Array, failed: jax.Array,
+  def _cost(self, context: DecodeContext, span: Span, num_drafts: jax.Array, failed: jax.Array,
             trials: jax.Array) -> Cost:
     """Counts head calls: shared kernels, one to score, the path's kernels in every pass."""
-    above, path_length = env.schedule.num_levels - 1 - self.split, self.split + 1
+    above, path_length = context.schedule.num_levels - 1 - self.split, self.split + 1
     passes = -(-trials // coupling.TRIALS_PER_PASS)
     path_states = (num_drafts + passes * coupling.TRIALS_PER_PASS) * path_length
     states = span.size * above + path_states
     return Cost(
         head_calls=jnp.where(span.active, above + (num_drafts > 0) + passes * path_length, 0),
-        head_rows=env.target.num_streams * states,
-        draft_head_calls=num_drafts * env.schedule.num_levels + jnp.where(failed, passes, 0))
+        head_rows=context.target.num_streams * states,
+        draft_head_calls=num_drafts * context.schedule.num_levels + jnp.where(failed, passes, 0))

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import returned
+from cspd_jax.core import decoder
 
 
 class Costs(NamedTuple):
@@ -107,7 +107,7 @@ class Decoded(NamedTuple):
   errors: Errors | None = None
 
   def __repr__(self) -> str:
-    return returned.summary(self)
+    return decoder.summary(self)
 
 
 def empty(order: jax.Array, valid: jax.Array, token_dim: int, rounds: int, width: int,

@@ -39,7 +39,7 @@ from absl import logging
 
 from cspd_jax.core import compilations, fields, tracing
 
-Program = TypeVar('Program')
+Built = TypeVar('Built')
 # `(arguments, text) -> None`: reads the text of a program that was compiled for these arguments.
 Inspect = Callable[[tuple[Any, ...], str], None]
 
@@ -82,11 +82,11 @@ def jit(function: Callable[..., Any], graphs: str | None = None, *, label: str |
     function = compilations.labelled(label, function)
   chosen = {**(compiler_options(graphs, short_sums) or {}), **options}
   static['compiler_options'] = chosen or None
-  return OneAtATime(function, inspect, **static) if on_cuda() else jax.jit(function, **static)
+  return SerializedJit(function, inspect, **static) if on_cuda() else jax.jit(function, **static)
 
 
-class OneAtATime:
-  """A jitted function that is compiled while no other one is, in whatever threads they are called.
+class SerializedJit:
+  """A `jax.jit` with one lock of the process, held while it traces and compiles, in any thread.
 
   Calls that do not compile wait for nothing.
   """
@@ -162,7 +162,7 @@ def compiled(function: Callable, *args: Any, graphs: str | None = None,
 
 def compiled_for(jitted: Any, *args: Any) -> Compiled:
   """Compiles a jitted function for these arguments, whose calls then do not."""
-  return (jitted.compiled if isinstance(jitted, OneAtATime) else
+  return (jitted.compiled if isinstance(jitted, SerializedJit) else
           functools.partial(_compiled, jitted))(*args)
 
 
@@ -261,7 +261,7 @@ def on_cuda() -> bool:
     return False
 
 
-def get_or_build(model: Any, name: Hashable, build: Callable[[], Program]) -> Program:
+def get_or_build(model: Any, name: Hashable, build: Callable[[], Built]) -> Built:
   """Returns the program that a model caches under a name, and builds it if it is missing.
 
   The name is everything that determines the program, and the model has a dictionary `programs`,

@@ -7,23 +7,17 @@ parentheses, in the syntax of Python:
   eagle(tree=LANTERN)+lantern_pp(lam=2)
   jacobi(window=16, coupling=maximal, tree=kary(3, 3))+rejection
 
-Text is parsed once, into a frozen value, and never evaluated. The module `specification` of each
-engine defines the names, and binds the parameters to the signatures of the functions of its parts.
+Text is parsed once, into a frozen value, and never evaluated. `core.table` looks up its names and
+binds its parameters to signatures.
 """
 
 import ast
 import dataclasses
-import inspect
 import keyword
 import math
-import numbers
 import re
 import types
-import typing
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
-
-from cspd_jax.core import naming
+from collections.abc import Mapping
 
 # Text without quotes: names, which hyphens may join.
 _BARE = re.compile(r'[A-Za-z_]\w*(-[A-Za-z_]\w*)*', re.ASCII)
@@ -34,45 +28,41 @@ _VALUES = ('a number, True, False, None, a name, a string in quotes, a call such
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Call:
-  """A value that is a call, such as the tree `kary(3, 3)`: a name and its arguments."""
+  """A name with parameters, read-only: a part, or a value such as the tree `kary(3, 3)`.
+
+  Only values have `positional` parameters.
+  """
 
   name: str
-  positional: tuple['Value', ...]
-  arguments: Mapping[str, 'Value']
+  arguments: Mapping[str, 'Value'] = dataclasses.field(default_factory=dict)
+  positional: tuple['Value', ...] = ()
+
+  def __post_init__(self):
+    object.__setattr__(self, 'arguments', types.MappingProxyType(dict(self.arguments)))
 
   def __repr__(self) -> str:
-    named = [f'{name}={_text(value)}' for name, value in sorted(self.arguments.items())]
-    return f'{self.name}({", ".join([_text(value) for value in self.positional] + named)})'
+    values = [*map(_text, self.positional),
+              *(f'{name}={_text(value)}' for name, value in sorted(self.arguments.items()))]
+    return f'{self.name}({", ".join(values)})'
+
+  def __str__(self) -> str:
+    return repr(self).removesuffix('()')
 
 
 Value = int | float | bool | None | str | tuple[int | float, ...] | Call
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
-  """The name of a decoder, a drafter or a verifier, with its parameters by name, read-only."""
-
-  name: str
-  arguments: Mapping[str, Value] = dataclasses.field(default_factory=dict)
-
-  def __post_init__(self):
-    object.__setattr__(self, 'arguments', types.MappingProxyType(dict(self.arguments)))
-
-  def __str__(self) -> str:
-    return str(Call(self.name, (), self.arguments)) if self.arguments else self.name
-
-
-@dataclasses.dataclass(frozen=True)
 class Spec:
   """A named decoder, a drafter, or a drafter and a verifier; `parse` reads its `str`."""
 
-  parts: tuple[Part, ...]
+  parts: tuple[Call, ...]
 
   def __str__(self) -> str:
     return '+'.join(map(str, self.parts))
 
-  def __hash__(self) -> int:  # Of names alone: values such as mappings have no hash.
-    return hash(tuple((part.name, *sorted(part.arguments)) for part in self.parts))
+  def __hash__(self) -> int:  # Mappings have no hash.
+    return hash(tuple(part.name for part in self.parts))
 
   def __reduce__(self):  # A `MappingProxyType` cannot be pickled.
     return parse, (str(self),)
@@ -80,33 +70,28 @@ class Spec:
   def add(self, arguments: Mapping[str, Value]) -> 'Spec':
     """Returns the specification with `arguments` added to its first part."""
     first, *rest = self.parts
-    return Spec((Part(first.name, {**first.arguments, **arguments}), *rest))
+    return Spec((Call(first.name, {**first.arguments, **arguments}), *rest))
 
 
 def parse(text: str | Spec) -> Spec:
   """Parses a specification, or returns a `Spec` unchanged; raises ValueError with what is wrong."""
   if isinstance(text, Spec):
     return text
-  if callable(text):
-    raise ValueError(
-        f'decoder is {text!r:.80}; it must be a string such as mc_sjd(window=32): pass the name of '
-        'a decoder that has one, and call one that you have built, decoder(model.params, '
-        'model.condition(prompts), jax.random.key(0), model.sampling()).')
   if not isinstance(text, str) or len(text) > _MAX_LENGTH:
     raise ValueError(
         f'decoder is {text!r:.80}; it must be a string of at most {_MAX_LENGTH} characters, such '
-        'as mc_sjd(window=32).')
-  node = _expression(text, f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) or '
-                     'eagle(tree=LANTERN)+rejection.')
-  return _Reader(text.strip()).spec(node)
-
-
-def _expression(text: str, message: str) -> ast.expr:
-  """The syntax tree of an expression; raises ValueError with a message for other text."""
-  try:
-    return ast.parse(text.strip(), mode='eval').body
-  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-    raise ValueError(message) from error
+        'as mc_sjd(window=32)' + ('.' if not callable(text) else (
+            ': pass the name of a decoder that has one, and call one that you have built, '
+            'decoder(model.params, model.condition(prompts), jax.random.key(0), '
+            'model.sampling()).')))
+  text = text.strip()
+  nodes = [_expression(text, f'decoder is {text!r}, which is not of a form like mc_sjd(window=32) '
+                       'or eagle(tree=LANTERN)+rejection.')]
+  while isinstance(nodes[0], ast.BinOp) and isinstance(nodes[0].op, ast.Add):
+    nodes[:1] = [nodes[0].left, nodes[0].right]
+  if len(nodes) > 2:
+    raise ValueError(f'decoder is {text!r}; it has at most two parts, a drafter and a verifier.')
+  return Spec(tuple(_part(text, node) for node in nodes))
 
 
 def value(name: str, argument: object) -> Value:
@@ -114,84 +99,72 @@ def value(name: str, argument: object) -> Value:
 
   It is numbers, True, False, None, or the text of any value; anything else raises ValueError.
   """
-  if isinstance(argument, str):
-    node = _expression(argument, f'{name} is {argument!r:.80}; it must be {_VALUES}.')
-    return _Reader(argument.strip()).value(name, node)
-  if hasattr(argument, 'tolist'):  # Numbers and arrays of NumPy.
-    argument = argument.tolist()
-  if argument is None or isinstance(argument, bool):
-    return argument
-  if isinstance(argument, list | tuple):
-    return tuple(_number(name, number, number) for number in argument)
-  return _number(name, argument, argument)
+  if not isinstance(argument, str):  # Numbers and arrays of NumPy have `tolist`.
+    argument = repr(argument.tolist() if hasattr(argument, 'tolist') else argument)
+  message = f'{name} is {argument!r:.80}; it must be {_VALUES}.'
+  return _value(argument.strip(), name, _expression(argument, message))
 
 
-def _number(name: str, number: object, source: object) -> int | float:
+def _expression(text: str, message: str) -> ast.expr:
+  """The syntax tree of an expression; other text is a ValueError with this message."""
+  try:
+    return ast.parse(text.strip(), mode='eval').body
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    raise ValueError(message) from error
+
+
+def _part(text: str, node: ast.expr) -> Call:
+  if isinstance(node, ast.Name):
+    return Call(node.id)
+  if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)) or node.args:
+    raise ValueError(
+        f'decoder is {text!r}; {_source(text, node)!r} must be a name, or a name with parameters, '
+        'each with its name, such as mc_sjd(window=32).')
+  return _call(text, node, node.func.id)
+
+
+def _call(text: str, node: ast.Call, name: str) -> Call:
+  keys = [argument.arg or '' for argument in node.keywords]
+  if '' in keys or len(set(keys)) < len(keys):
+    raise ValueError(
+        f'{_source(text, node)!r} must have name=value once for every parameter that it sets.')
+  return Call(name, {key: _value(text, key, argument.value)
+                     for key, argument in zip(keys, node.keywords)},
+              tuple(_value(text, name, argument) for argument in node.args))
+
+
+def _value(text: str, name: str, node: ast.expr) -> Value:
+  """Converts a syntax tree to the value of the parameter `name`; `text` is its source."""
+  source = _source(text, node)
+  if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+    return _call(text, node, node.func.id)
+  if isinstance(node, ast.Tuple | ast.List):
+    return tuple(_number(name, _literal(element), _source(text, element)) for element in node.elts)
+  if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool | str)):
+    return node.value
+  bare = re.sub(r'\s', '', source)
+  return bare if _BARE.fullmatch(bare) else _number(name, _literal(node), source)
+
+
+def _literal(node: ast.expr) -> object:
+  """The constant that a syntax tree is, with a sign; None for others."""
+  try:
+    return ast.literal_eval(node)
+  except (ValueError, TypeError):
+    return None
+
+
+def _number(name: str, number: object, source: str) -> int | float:
   """Returns a number of the parameter `name` after a check; `source` is it in errors."""
   if isinstance(number, bool) or not isinstance(number, int | float):
-    raise ValueError(f'{name} is {str(source):.80}; it must be {_VALUES}.')
+    raise ValueError(f'{name} is {source!r:.80}; it must be {_VALUES}.')
   if not (abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)):
-    raise ValueError(f'{name} is {str(source):.80}; it must be finite and below 2**63.')
+    raise ValueError(f'{name} is {source!r:.80}; it must be finite and below 2**63.')
   return number
 
 
-@dataclasses.dataclass(frozen=True)
-class _Reader:
-  """Converts syntax trees to values; `text` is for errors."""
-
-  text: str
-
-  def spec(self, node: ast.expr) -> Spec:
-    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add)):
-      return Spec((self.part(node),))
-    if isinstance(node.left, ast.BinOp) and isinstance(node.left.op, ast.Add):
-      raise ValueError(
-          f'decoder is {self.text!r}; it has at most two parts, a drafter and a verifier.')
-    return Spec((self.part(node.left), self.part(node.right)))
-
-  def part(self, node: ast.expr) -> Part:
-    if isinstance(node, ast.Name):
-      return Part(node.id)
-    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
-      raise ValueError(
-          f'decoder is {self.text!r}; {self.source(node)} must be a name, or a name with '
-          'parameters, such as mc_sjd(window=32).')
-    if node.args:
-      raise ValueError(
-          f'decoder is {self.text!r}; {self.source(node.args[0])} has no name: pass parameters '
-          f'by name, such as {node.func.id}(window=32).')
-    return Part(node.func.id, self.arguments(node))
-
-  def arguments(self, node: ast.Call) -> dict[str, Value]:
-    arguments = {}
-    for argument in node.keywords:
-      if argument.arg is None or argument.arg in arguments:
-        raise ValueError(
-            f'{self.source(node)} must have name=value once for every parameter that it sets.')
-      arguments[argument.arg] = self.value(argument.arg, argument.value)
-    return arguments
-
-  def value(self, name: str, node: ast.expr) -> Value:
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-      positional = tuple(self.value(name, argument) for argument in node.args)
-      return Call(node.func.id, positional, self.arguments(node))
-    if isinstance(node, ast.Tuple | ast.List):
-      return tuple(self.number(name, element) for element in node.elts)
-    if isinstance(node, ast.Constant) and (
-        node.value is None or isinstance(node.value, bool | str)):
-      return node.value
-    source = re.sub(r'\s', '', ast.get_source_segment(self.text, node) or '')
-    return source if _BARE.fullmatch(source) else self.number(name, node)
-
-  def number(self, name: str, node: ast.expr) -> int | float:
-    sign, operand = 1, node
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
-      sign, operand = (-1 if isinstance(node.op, ast.USub) else 1), node.operand
-    number = operand.value if isinstance(operand, ast.Constant) else None
-    return sign * _number(name, number, self.source(node))
-
-  def source(self, node: ast.AST) -> str:
-    return repr(ast.get_source_segment(self.text, node))
+def _source(text: str, node: ast.AST) -> str:
+  return ast.get_source_segment(text, node) or ''
 
 
 def _text(value: Value) -> str:
@@ -201,77 +174,4 @@ def _text(value: Value) -> str:
     return value if is_bare else repr(value)
   if isinstance(value, tuple):
     return f'[{", ".join(map(_text, value))}]'
-  return str(value)
-
-
-# Types that text can represent, with descriptions.
-_TEXT_TYPES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string',
-               tuple: 'numbers in parentheses', type(None): 'None'}
-_NUMBERS = {int: numbers.Integral, float: numbers.Real}
-
-
-class Converter(NamedTuple):
-  """Converts a value of a specification to a type that text cannot represent.
-
-  Attributes:
-    words: a description of the values that it accepts, for errors.
-    convert: `(name, value) -> object`; raises ValueError naming the parameter.
-  """
-
-  words: str
-  convert: Callable[[str, Value], Any]
-
-
-_NO_CONVERTERS: Mapping[type, Converter] = types.MappingProxyType({})
-
-
-def parameters(build: Callable, converted: Collection[type] = ()) -> dict[str, inspect.Parameter]:
-  """Returns the parameters of `build` that text can set, by the types of its signature.
-
-  Parameters of other types than those of text and of `converted`, such as a network, are left out.
-  """
-  signature = inspect.signature(build, eval_str=True)
-  return {name: parameter for name, parameter in signature.parameters.items()
-          if all(kind in _TEXT_TYPES or kind in converted for kind in _kinds(parameter.annotation))}
-
-
-def bind(part: Part, allowed: Mapping[str, inspect.Parameter],
-         converters: Mapping[type, Converter] = _NO_CONVERTERS) -> dict[str, Any]:
-  """Checks the arguments of a part and converts them to the types of the signature.
-
-  Parameters that the part leaves open are absent from the result. Raises ValueError for an unknown
-  or a missing parameter, or a value of a wrong type.
-  """
-  check_names(part, allowed)
-  for name, parameter in allowed.items():
-    if parameter.default is parameter.empty and name not in part.arguments:
-      raise ValueError(f'{part.name} needs {name}; pass it as {part.name}({name}=...).')
-  return {name: _convert(name, value, _kinds(allowed[name].annotation), converters)
-          for name, value in part.arguments.items()}
-
-
-def check_names(part: Part, allowed: Collection[str]) -> None:
-  """Raises ValueError for a parameter that is not allowed."""
-  for name in part.arguments:
-    if name not in allowed:
-      raise ValueError(
-          f'{part.name} has no parameter {name!r}; it has {", ".join(allowed) or "none"}'
-          + naming.suggestion(name, allowed))
-
-
-def _kinds(annotation: Any) -> list[type]:
-  """The types of an annotation: the members of a union, or the annotation itself."""
-  is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
-  return [typing.get_origin(kind) or kind
-          for kind in (typing.get_args(annotation) if is_union else (annotation,))]
-
-
-def _convert(name: str, value: Any, kinds: list[type], converters: Mapping[type, Converter]) -> Any:
-  for kind in kinds:
-    if kind in converters and value is not None:
-      return converters[kind].convert(name, value)
-    if isinstance(value, _NUMBERS.get(kind, kind)) and (kind is bool) == isinstance(value, bool):
-      return kind(value) if kind in _NUMBERS else value
-  words = [converters[kind].words if kind in converters else
-           _TEXT_TYPES.get(kind, kind.__name__) for kind in kinds]
-  raise ValueError(f'{name} is {value!r}; it must be {" or ".join(words)}.')
+  return repr(value)

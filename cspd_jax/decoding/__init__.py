@@ -1,7 +1,7 @@
 """The discrete engine: the decoding loop, its drafters and verifiers, and their types."""
 
-from cspd_jax.core.entries import Resources
 from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core.table import Resources
 from cspd_jax.decoding.base import (
     DecodeContext,
     Decoded,
@@ -14,8 +14,15 @@ from cspd_jax.decoding.base import (
     Verifier,
 )
 from cspd_jax.decoding.loop import Decoder, State, make_decoder
-from cspd_jax.decoding.specification import build, complete, guarantee, needs
-from cspd_jax.decoding.tables import DECODERS, DRAFTERS, VERIFIERS
+from cspd_jax.decoding.specification import (
+    DECODERS,
+    DRAFTERS,
+    VERIFIERS,
+    build,
+    complete,
+    guarantee,
+    needs,
+)
 from cspd_jax.decoding.tree import (
     Budget,
     RuntimeTree,

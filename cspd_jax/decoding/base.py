@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
-from cspd_jax.core import returned
+from cspd_jax.core import decoder
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree
 
 Params = Any
@@ -224,11 +224,11 @@ class Drafter(NamedTuple):
 
   Attributes:
     layout: the static structure of a round's drafts.
-    init: `(env, condition, rng, outcome) -> (rng, state)`: the state after the prefill, which
+    init: `(context, condition, rng, result) -> (rng, state)`: the state after the prefill, which
       committed token 0. The outcome has one node, the prefill.
-    propose: `(env, state, rng, root [B], start [B]) -> (rng, state, Draft)`. `root` is the last
+    propose: `(context, state, rng, root [B], start [B]) -> (rng, state, Draft)`. `root` is the last
       committed token, number `start`.
-    update: `(env, state, rng, outcome) -> (rng, state)`: the state after a round.
+    update: `(context, state, rng, result) -> (rng, state)`: the state after a round.
     check: `target -> None`; raises ValueError if the target does not fit.
     reuses_drafts: whether drafts of one round can return in the next. Block verification requires
       False: it is exact only if all drafts of a round are new.
@@ -282,4 +282,4 @@ class Decoded(NamedTuple):
   raw_log_probs: jax.Array | None = None
 
   def __repr__(self) -> str:
-    return returned.summary(self)
+    return decoder.summary(self)

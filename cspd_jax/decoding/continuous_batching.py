@@ -20,11 +20,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import batches, programs
+from cspd_jax.core.contracts import ContractError
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding.base import Condition, Decoded, Params
-from cspd_jax.decoding.contract import ContractError
 from cspd_jax.decoding.loop import Decoder, State
 
 # Slots per image of a group: large groups need more memory, small ones more prefills.

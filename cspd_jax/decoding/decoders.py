@@ -8,6 +8,19 @@ for a network, a tree or a window that does not fit the target.
 For a model of `cspd_jax.load`, `target` is `model.target(guided=True)`, `params` are
 `model.params`, `condition` is `model.condition(prompts)`, and a network and its `draft_params` are
 `model.drafts['eagle'].build(True)` and `model.drafts['eagle'].params`.
+
+What the decoders with a window share:
+
+  window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits several
+    images at once. For one or a few, pass 64 on an accelerator, where a pass over 64 tokens takes
+    hardly longer, and 4 on a CPU, which computes each of them, or 8 with a corrector.
+  tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`: side
+    nodes hold further candidates, drawn without replacement from the same distributions.
+  initialization: which tokens fill the end of the window, where there are no drafts yet: 'uniform'
+    ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn again from
+    its distribution ('resample-left', 'resample-above'); for targets that draw a small image first
+    also 'repeat-small' and 'resample-small'. All are exact; in short windows, those above commit
+    more tokens.
 """
 
 from cspd_jax.decoding import tree as trees
@@ -99,17 +112,9 @@ def jacobi(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Args:
     target: the model whose distribution is sampled.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
-    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
-      side nodes hold further candidates, drawn without replacement from the same distributions. A
-      chain by default.
-    initialization: which tokens fill the end of the window, where there are no drafts yet:
-      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
-      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
-      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
-      above commit more tokens.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
+    tree: topology of the `W - 1` drafts, see there. A chain by default.
+    initialization: which tokens fill the end of the window, see there.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.jacobi(target, window=16))
@@ -128,17 +133,9 @@ def sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Args:
     target: the model whose distribution is sampled.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
-    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
-      side nodes hold further candidates, drawn without replacement from the same distributions. A
-      chain by default.
-    initialization: which tokens fill the end of the window, where there are no drafts yet:
-      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
-      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
-      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
-      above commit more tokens.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
+    tree: topology of the `W - 1` drafts, see there. A chain by default.
+    initialization: which tokens fill the end of the window, see there.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.sjd(target, window=16))
@@ -157,17 +154,9 @@ def mc_sjd(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Args:
     target: the model whose distribution is sampled.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
-    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
-      side nodes hold further candidates, drawn without replacement from the same distributions. A
-      chain by default.
-    initialization: which tokens fill the end of the window, where there are no drafts yet:
-      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
-      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
-      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
-      above commit more tokens.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
+    tree: topology of the `W - 1` drafts, see there. A chain by default.
+    initialization: which tokens fill the end of the window, see there.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.mc_sjd(target, window=32))
@@ -185,19 +174,11 @@ def sjd_pp(target: Target, window: int = 16, threshold: float = 0.5, tree: Tree 
 
   Args:
     target: the model whose distribution is sampled.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
     threshold: a draft is retained if its probability is at least this share of the one with which
       it was drawn, above 0 and at most 1.
-    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
-      side nodes hold further candidates, drawn without replacement from the same distributions. A
-      chain by default.
-    initialization: which tokens fill the end of the window, where there are no drafts yet:
-      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
-      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
-      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
-      above commit more tokens.
+    tree: topology of the `W - 1` drafts, see there. A chain by default.
+    initialization: which tokens fill the end of the window, see there.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.sjd_pp(target, window=16, threshold=0.5))
@@ -215,18 +196,10 @@ def sjd_pac(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Args:
     target: the model whose distribution is sampled.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
-    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
-      side nodes hold further candidates, drawn without replacement from the same distributions.
-      `default_tree(window)` by default, a chain below 16 tokens; the target must score trees unless
-      it is a chain.
-    initialization: which tokens fill the end of the window, where there are no drafts yet:
-      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
-      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
-      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
-      above commit more tokens.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
+    tree: topology of the `W - 1` drafts, see there. `default_tree(window)` by default, a chain
+      below 16 tokens; the target must score trees unless it is a chain.
+    initialization: which tokens fill the end of the window, see there.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.sjd_pac(target, window=32))
@@ -246,17 +219,10 @@ def seed_exact(target: Target, window: int = 16, tree: Tree | None = None, *,
 
   Args:
     target: the model whose distribution is sampled.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 4 on a CPU, which computes each of them.
-    tree: topology of the `W - 1` drafts, such as `caterpillar(3, 1, W - 1)` of `decoding.tree`:
-      side nodes hold further candidates, the runners-up under the noise of the position. A chain by
-      default; `default_tree(window)` is the one that commits most tokens.
-    initialization: which tokens fill the end of the window, where there are no drafts yet:
-      'uniform' ones, or the neighbour in the image, copied ('repeat-left', 'repeat-above') or drawn
-      again from its distribution ('resample-left', 'resample-above'); for targets that draw a small
-      image first also 'repeat-small' and 'resample-small'. All are exact; in short windows, those
-      above commit more tokens.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
+    tree: topology of the `W - 1` drafts, see there; side nodes hold the runners-up under the noise
+      of the position. A chain by default; `default_tree(window)` commits most tokens.
+    initialization: which tokens fill the end of the window, see there.
 
   Example:
     decode = cspd_jax.jit(cspd_jax.seed_exact(target, window=16))
@@ -278,9 +244,7 @@ def corrected(target: Target, corrector: Corrector | None = None, window: int = 
     corrector: the cheap model, required: one that `cspd_jax.training.fit_corrector` has fitted to
       the target, or such as `drafters.from_network(network)`. Its parameters are the decoder's
       `draft_params`.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 8 on a CPU, which computes each of them.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
     iterations: how often the corrector scores the window in a round, at least 1. By default 4 for
       windows of 32 or more and 2 for smaller ones.
     tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold
@@ -313,9 +277,7 @@ def corrected_seed_exact(target: Target, corrector: Corrector | None = None, win
     corrector: the cheap model, required: one that `cspd_jax.training.fit_corrector` has fitted to
       the target, or such as `drafters.from_network(network)`. Its parameters are the decoder's
       `draft_params`.
-    window: `W`, tokens per forward pass: the last committed one and `W - 1` drafts. 16 suits
-      several images at once. For one or a few, pass 64 on an accelerator, where a pass over 64
-      tokens takes hardly longer, and 8 on a CPU, which computes each of them.
+    window: `W`, tokens per forward pass, see `help(cspd_jax.decoding.decoders)`.
     iterations: how often the corrector scores the window in a round, at least 1. By default 4 for
       windows of 32 or more and 2 for smaller ones.
     tree: topology of the `W - 1` drafts; side nodes are leaves next to the main chain and hold

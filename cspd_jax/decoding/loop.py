@@ -8,14 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import returned, rows
+from cspd_jax.core import contracts, rows
+from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.guarantees import weakest
 from cspd_jax.core.random import as_row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import base, contract, warp as warp_lib
+from cspd_jax.decoding import base, warp as warp_lib
 from cspd_jax.decoding.row_random import RowRandom
-from cspd_jax.decoding.tree import chain
+from cspd_jax.decoding.tree import Budget, Tree, chain
 
 # Arrays of probabilities of all nodes that a compiled round holds at once: the logits of the
 # streams, those after guidance, and what the cuts, the verifier and the next drafts make of them.
@@ -60,11 +61,10 @@ class State(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
-class Decoder:
+class Decoder(AnyDecoder):
   """A target with a drafter and a verifier: `decoder(params, condition, key)`.
 
-  A pure function of arrays, to be jitted as a whole: `cspd_jax.jit(decoder)`, or `jax.jit`. To
-  follow a decode round by round, call `start`, `round` and `finish`, which make up the function.
+  `start` runs the prefill and commits token 0 of every row.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -87,51 +87,17 @@ class Decoder:
     return (f'Decoder({self.target}, a {kind} of {tree.num_nodes} drafts per round, '
             f'{weakest([self.verifier], tree.is_chain)})')
 
-  @usual_promotion
-  def check(self, condition: base.Condition,
-            sampling: SamplingParams = SamplingParams()) -> jax.Array:
-    """Returns which rows `[B]` bool can be decoded with a condition and sampling options.
-
-    Call it before compiling: a traced call cannot read values, and marks invalid rows in
-    `Decoded.valid` instead. An invalid condition or option whose value is concrete is a ValueError.
-    """
-    return self.check_condition(condition) & self.check_sampling(sampling, rows.count(condition))
-
   def check_condition(self, condition: base.Condition) -> jax.Array:
-    """Returns which rows `[B]` bool of a condition can be decoded; raises the errors of `check`."""
-    return returned.supported_rows(self.target, condition)
+    return contracts.supported_rows(self.target, condition)
 
   def check_sampling(self, sampling: SamplingParams, num_rows: int | None = None) -> jax.Array:
-    """Returns which rows `[B]` bool of the options can be decoded; raises the errors of `check`.
-
-    There are `num_rows`, by default as many as an option has values.
-    """
     return warp_lib.check(sampling, self.target.num_streams, num_rows, self.verifier.greedy)
 
-  @usual_promotion
-  def __call__(self, params: base.Params, condition: base.Condition, key: jax.Array,
-               sampling: SamplingParams = SamplingParams(),
-               draft_params: base.Params = None) -> base.Decoded:
-    """Generates one image's tokens per row of `condition`; raises the errors of `check`.
-
-    Args:
-      params: the target's parameters.
-      condition: the condition of the target's `prefill`, with leading axis `B`.
-      key: one random key, or one per row `[B]`. A row depends on its key and condition only.
-      sampling: guidance, temperature and cuts; run-time values.
-      draft_params: the drafter's parameters; None if it has none.
-
-    Returns:
-      The tokens `[B, T]`, forward passes, log-probabilities and more of every row.
-    """
-    state = self.start(params, condition, key, sampling, draft_params)
-    state = jax.lax.while_loop(
-        lambda state: jnp.any(state.count < self.target.num_tokens),
-        lambda state: self.round(params, state, sampling, draft_params), state)
-    return self.finish(state)
+  @property
+  def phases(self):
+    return [(self.target.num_tokens, self.round)]
 
   def intermediate(self, num_rows: int) -> float:
-    """Returns about how many bytes a round of `num_rows` images needs in addition to its state."""
     probabilities = (self.drafter.tree.num_nodes + 1) * self.target.vocab_size
     num_arrays = _PROBABILITIES + self.drafter.num_arrays
     return float(num_rows * num_arrays * probabilities * np.dtype(np.float32).itemsize)
@@ -140,16 +106,11 @@ class Decoder:
   def start(self, params: base.Params, condition: base.Condition, key: Any,
             sampling: SamplingParams = SamplingParams(),
             draft_params: base.Params = None) -> State:
-    """Returns the state after the prefill, which commits token 0 of every row.
-
-    Takes the arguments and raises the errors of a call. `key` may be the `core.random.row_keys` of
-    a key, too, for rows that go on from their own random state.
-    """
     rng = as_row_keys(key, rows.count(condition))
     valid = self.check(condition, sampling)
     target, tree = self.target, self.drafter.tree
-    env = self._env(sampling, draft_params)
-    logits, features, cache = contract.prefill(
+    context = self._context(sampling, draft_params)
+    logits, features, cache = contracts.prefill(
         target, params, condition, target.num_tokens + tree.num_nodes)
     batch = logits.shape[1]
     # A tree of its root alone, after which token 0 is drawn: node, path and position are all 0.
@@ -163,11 +124,11 @@ class Decoder:
     extent = target.num_tokens + tree.max_depth + 1
     tokens = jnp.zeros((batch, extent), jnp.int32).at[:, 0].set(verdict.token)
     count = jnp.ones((batch,), jnp.int32)
-    outcome = base.RoundResult(
+    result = base.RoundResult(
         tokens=tokens, count=count, accepted=jnp.zeros_like(count), nodes=zero,
-        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), zero),
+        probs=probs, uncut=warp_lib.probabilities(logits, warp_lib.without_cuts(sampling), zero),
         features=features, path=zero, verdict=verdict)
-    rng, drafter_state = self.drafter.init(env, condition, rng, outcome)
+    rng, drafter_state = self.drafter.init(context, condition, rng, result)
     first = self._log_probs(logits, probs, zero, sampling, zero, verdict.token[:, None])
     return State(
         count=count, tokens=tokens, round_of_token=jnp.zeros_like(tokens), rounds=count,
@@ -180,19 +141,24 @@ class Decoder:
 
   @usual_promotion
   def round(self, params, state: State, sampling=SamplingParams(), draft_params=None) -> State:
-    """Runs one draft-score-verify-commit round; complete rows do not change."""
     target, drafter = self.target, self.drafter
-    env = self._env(sampling, draft_params)
+    context = self._context(sampling, draft_params)
     batch = state.count.shape[0]
     start = state.count - 1
     root = jnp.take_along_axis(state.tokens, start[:, None], axis=1)
 
     # Draft and score.
-    rng, drafter_state, draft = drafter.propose(env, state.drafter, state.rng, root[:, 0], start)
-    tree = contract.check_draft(
+    rng, drafter_state, draft = drafter.propose(
+        context, state.drafter, state.rng, root[:, 0], start)
+    contracts.check_draft(
         draft, drafter.layout, self.verifier.needs_probs, batch, target.vocab_size)
+    tree = drafter.layout.tree if draft.tree is None else draft.tree
+    if isinstance(tree, Budget):
+      raise contracts.ContractError(
+          'propose of the drafter returned a draft without a tree; it must return one in every '
+          'round, because layout.tree is a Budget.')
     nodes = jnp.concatenate([root, draft.tokens], axis=1)
-    logits, features, cache = contract.score(
+    logits, features, cache = contracts.score(
         target, params, state.cache, jnp.maximum(nodes, 0), start, tree)
     positions = start[:, None] + 1 + tree.depth
     probs = self._probs(logits, positions, sampling)
@@ -214,13 +180,13 @@ class Decoder:
         is_new, jnp.take_along_axis(values, offset, axis=1, mode='clip'), old)
     tokens = write(state.tokens, new)
     if not tree.is_chain:
-      cache = contract.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
+      cache = contracts.commit(target, cache, start, path[:, 1:tree.side_depth + 1])
 
-    outcome = base.RoundResult(
+    result = base.RoundResult(
         tokens=tokens, count=count, accepted=length - 1, nodes=nodes, probs=probs,
-        uncut=warp_lib.probabilities(logits, warp_lib.uncut(sampling), positions),
+        uncut=warp_lib.probabilities(logits, warp_lib.without_cuts(sampling), positions),
         features=features, path=path, verdict=verdict)
-    rng, drafter_state = drafter.update(env, drafter_state, rng, outcome)
+    rng, drafter_state = drafter.update(context, drafter_state, rng, result)
     bins = jnp.arange(state.accepted.shape[1])
     return State(
         count=count, tokens=tokens,
@@ -234,7 +200,6 @@ class Decoder:
         cache=cache, drafter=drafter_state, rng=rng)
 
   def finish(self, state: State) -> base.Decoded:
-    """Returns the result, once every row is complete."""
     size = self.target.num_tokens
     log_probs = jax.tree.map(lambda values: values[:, :size], state.log_probs)
     return base.Decoded(
@@ -247,7 +212,7 @@ class Decoder:
     return jnp.minimum(accepted + 1, self.target.num_tokens - count)
 
   def _probs(self, logits, positions, sampling):
-    forced = contract.forced_tokens(self.target, positions)
+    forced = contracts.forced_tokens(self.target, positions)
     return warp_lib.probabilities(logits, sampling, positions, forced)
 
   def _log_probs(self, logits, probs, positions, sampling, path, tokens):
@@ -255,9 +220,9 @@ class Decoder:
     sampled = warp_lib.log_probs(probs, path, tokens)
     if not self.raw_log_probs:
       return LogProbs(sampled, None)
-    forced = contract.forced_tokens(self.target, positions)
+    forced = contracts.forced_tokens(self.target, positions)
     return LogProbs(sampled, warp_lib.uncut_log_probs(
-        logits, warp_lib.untempered(sampling), positions, forced, path, tokens))
+        logits, warp_lib.guidance_only(sampling), positions, forced, path, tokens))
 
   def _tv_bound(self, verdict, positions, length):
     """`[B]` what this round adds to the bound, without drafts past the last token."""
@@ -268,14 +233,14 @@ class Decoder:
 
   def _verify(self, rng, layout, draft, nodes, logits, probs, positions, sampling):
     if self.verifier.greedy:
-      probs = self._probs(logits, positions, warp_lib.untempered(sampling))
+      probs = self._probs(logits, positions, warp_lib.guidance_only(sampling))
 
     def verify(rng, tree, *args):
       # A static tree is not an array, so it is passed in the layout.
       row = layout if tree is None else layout._replace(tree=tree)
       return self.verifier.verify(rng, row, *args)
     rng, verdict = self._rowwise(verify)(rng, draft.tree, nodes, draft.probs, probs, positions)
-    contract.check_verdict(verdict, *nodes.shape)
+    contracts.check_verdict(verdict, *nodes.shape)
     return rng, verdict
 
   def _rowwise(self, fn):
@@ -286,7 +251,7 @@ class Decoder:
       return rng.state, result
     return jax.vmap(row)
 
-  def _env(self, sampling, draft_params):
+  def _context(self, sampling, draft_params):
     return base.DecodeContext(self.target, self.verifier.needs_probs, self.verifier.seed_exact,
                               self._rowwise, sampling, draft_params)
 
@@ -303,8 +268,12 @@ def make_decoder(target: base.Target, drafter: base.Drafter, verifier: base.Veri
     decode = cspd_jax.jit(make_decoder(target, jacobi(window=16, coupling='maximal'), rejection()))
     decoded = decode(params, condition, jax.random.key(0))
   """
-  returned.check_part('target', target, base.Target)
-  contract.check_tree(target, drafter.tree)
+  contracts.check_part('target', target, base.Target)
+  if not (target.supports_trees or drafter.tree.is_chain):
+    raise ValueError(
+        f'the drafter proposes {_described(drafter.tree)}, but the target has supports_trees=False '
+        'and scores chains only; pass tree=chain(LENGTH) to the drafter, or use a drafter of '
+        'chains.')
   drafter.check(target)
   verifier.check(drafter, target.vocab_size)
   if drafter.tree.max_depth >= target.num_tokens:
@@ -323,3 +292,8 @@ def _were_distributions(probs: jax.Array, path: jax.Array, length: jax.Array) ->
   """`[B]` bool, whether all tokens committed in a round were drawn from valid distributions."""
   on_path = jnp.take_along_axis(warp_lib.is_distribution(probs), path, axis=1)
   return jnp.all(on_path | (jnp.arange(path.shape[1]) >= length[:, None]), axis=1)
+
+
+def _described(tree: Tree | Budget) -> str:
+  return (f'the tree {tree.parents}' if isinstance(tree, Tree) else
+          f'trees of {tree.num_nodes} nodes whose topology depends on the drafts')

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import contracts
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import base, contract
+from cspd_jax.decoding import base
 from cspd_jax.decoding.tree import chain
 
 # Tokens of the image before those that are compared, so that sums of attention have many terms.
@@ -84,11 +85,11 @@ def digests(target: base.Target, window: int, params: base.Params, condition: ba
   windows = jax.vmap(lambda first: jax.lax.dynamic_slice_in_dim(tokens, first, window))
 
   def score(cache, first):
-    logits, _, cache = contract.score(
+    logits, _, cache = contracts.score(
         target, params, cache, windows(first), first, chain(window - 1))
     return cache, jnp.moveaxis(_digest(logits), 1, 0)
 
-  _, _, cache = contract.prefill(target, params, condition, size)
+  _, _, cache = contracts.prefill(target, params, condition, size)
   # A loop, as in decoders.
   return jnp.moveaxis(jax.lax.scan(score, cache, begins.T)[1], 0, 1)
 

@@ -39,18 +39,18 @@ def is_greedy(temperature: Any) -> Any:
   return (temperature == 0) | (temperature < _SMALLEST)  # float16 rounds the constant to 0.
 
 
-def sampled(sampling: SamplingParams) -> SamplingParams:
+def not_greedy(sampling: SamplingParams) -> SamplingParams:
   """Returns the options at temperature 1 in place of 0, for drafters."""
   temperature = jnp.asarray(sampling.temperature)
   return sampling._replace(temperature=jnp.where(is_greedy(temperature), 1, temperature))
 
 
-def uncut(sampling: SamplingParams) -> SamplingParams:
+def without_cuts(sampling: SamplingParams) -> SamplingParams:
   """Returns the options without cuts, and at temperature 1 in place of 0, for drafters."""
-  return sampled(sampling)._replace(**dict.fromkeys(CUTS))
+  return not_greedy(sampling)._replace(**dict.fromkeys(CUTS))
 
 
-def untempered(sampling: SamplingParams) -> SamplingParams:
+def guidance_only(sampling: SamplingParams) -> SamplingParams:
   """Returns the options without cuts and temperature: guidance alone."""
   return SamplingParams(guidance_scale=sampling.guidance_scale,
                         guidance_interval=sampling.guidance_interval)

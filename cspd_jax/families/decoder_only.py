@@ -10,7 +10,7 @@ import jax
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.drafters import Heads, Network
-from cspd_jax.decoding.tables import CORRECTORS
+from cspd_jax.decoding.specification import CORRECTORS
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
@@ -103,7 +103,7 @@ LOCAL = {'local': Kind(local.LocalConfig, local.init, products=_PRODUCTS)}
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
              layers: tuple[Params, Callable[[bool], Network]], ends: Ends
              ) -> dict[str, DraftNetwork]:
-  """Returns drafts, of networks that belong together, by the keys of `core.entries.SOURCES`.
+  """Returns drafts, of networks that belong together, by the keys of `core.table.SOURCES`.
 
   `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
   the target's first layers, and `guided -> ` the network that uses them.

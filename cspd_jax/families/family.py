@@ -187,7 +187,7 @@ class Family(NamedTuple):
   def remedy(self, name: str, config: Any, network: str) -> str:
     """Returns what gives a model, by its name or folder, a network that it lacks, as advice.
 
-    `network` is a key of `core.entries.SOURCES`.
+    `network` is a key of `core.table.SOURCES`.
     """
     role = role_of(network)
     if role not in self.roles:

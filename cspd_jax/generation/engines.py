@@ -8,10 +8,10 @@ import numpy as np
 
 from cspd_jax.continuous import loop as continuous_loop, specification as continuous
 from cspd_jax.core import fields, guesses, naming, sampling as sampling_lib, spec as spec_lib
-from cspd_jax.core.entries import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import CUTS, SamplingParams
 from cspd_jax.core.spec import Spec, parse
+from cspd_jax.core.table import Resources
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import drop_inactive

@@ -25,9 +25,9 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.core import guesses, programs as programs_lib, progress as progress_lib
 from cspd_jax.core.batches import Progress
-from cspd_jax.core.entries import SOURCES, Resources
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
+from cspd_jax.core.table import SOURCES, Resources
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.files import matrices
@@ -45,7 +45,7 @@ _MOST_SAMPLERS = 8
 
 
 def role_of(network: str) -> str:
-  """Returns the role, in a model folder, of a network of `core.entries.SOURCES`."""
+  """Returns the role, in a model folder, of a network of `core.table.SOURCES`."""
   return 'draft' if network == 'model' else network
 
 
@@ -67,7 +67,7 @@ class Model:
       `target`, which builds each of them once.
     conditions: the prompts that it supports.
     tokenizer: the image tokenizer; None if the model was loaded without one.
-    drafts: networks that draft or correct, by the keys of `core.entries.SOURCES`.
+    drafts: networks that draft or correct, by the keys of `core.table.SOURCES`.
     defaults: default sampling options by name, and 'decoder', a specification or several by device
       and number of images.
     teacher: what its drafters are trained on; None if the family supports no trained drafters.

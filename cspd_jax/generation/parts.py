@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from cspd_jax.core import contracts
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.models.ends import Ends
 
 Params = Any
@@ -113,5 +114,5 @@ class Teacher(NamedTuple):
 
   def probs(self, logits: jax.Array, sampling: SamplingParams, positions: jax.Array) -> jax.Array:
     """Returns the distributions of `warp.probabilities` with the target's grammar."""
-    forced = contract.forced_tokens(self, positions)
+    forced = contracts.forced_tokens(self, positions)
     return warp_lib.probabilities(logits, sampling, positions, forced)

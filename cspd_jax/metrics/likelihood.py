@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs, returned, rows
+from cspd_jax.core import contracts, programs, rows
 from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import accept, contract, warp as warp_lib
+from cspd_jax.decoding import accept, warp as warp_lib
 from cspd_jax.decoding.base import Condition, Target
 from cspd_jax.decoding.tree import chain
 from cspd_jax.generation.model import Model
@@ -60,7 +60,7 @@ def distributions(target: Target, params: Any, condition: Condition, tokens: jax
                   sampling: SamplingParams) -> jax.Array:
   """Returns the distribution of every token, `[B, T, V]`; arguments as for `likelihood`."""
   logits, positions = _logits(target, params, condition, tokens, sampling)
-  return warp_lib.probabilities(logits, sampling, positions, contract.forced_tokens(target,
+  return warp_lib.probabilities(logits, sampling, positions, contracts.forced_tokens(target,
                                                                                     positions))
 
 
@@ -79,7 +79,7 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
   `decoding.prefix.target` with its condition and the tokens behind the prefix.
   """
   logits, positions = _logits(target, params, condition, tokens, sampling)
-  forced = contract.forced_tokens(target, positions)
+  forced = contracts.forced_tokens(target, positions)
   if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
     return warp_lib.uncut_log_probs(logits, sampling, positions, forced, positions, tokens)
   probs = warp_lib.probabilities(logits, sampling, positions, forced)
@@ -93,7 +93,7 @@ def _logits(target: Target, params: Any, condition: Condition, tokens: jax.Array
   if jnp.shape(tokens) != (num_rows, target.num_tokens):
     raise ValueError(f'tokens has shape {jnp.shape(tokens)}; it must be that of whole images, '
                      f'({num_rows}, {target.num_tokens}).')
-  valid = returned.supported_rows(target, condition) & warp_lib.check(
+  valid = contracts.supported_rows(target, condition) & warp_lib.check(
       sampling, target.num_streams, num_rows)
   first, _, cache = target.prefill(params, condition, target.num_tokens)
   logits = first[:, :, None]

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.core import contracts
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import DecodeContext, RoundResult
 from cspd_jax.decoding.drafters import correctors
 from cspd_jax.decoding.drafters.correctors import Corrector
@@ -164,23 +165,23 @@ _take = jax.vmap(lambda row, at: row[at])
 def corrector(config: LocalConfig, target: Ends) -> Corrector:
   """Returns the network as a corrector; its parameters, of `attach`, are the `draft_params`."""
 
-  def init(env: DecodeContext, condition: Any, outcome: RoundResult, length: int) -> _State:
-    features = contract.check_features(outcome.features, env.params)
-    last = read(env.params, config, jnp.moveaxis(features[:, :, -1:], 0, 2))
+  def init(context: DecodeContext, condition: Any, result: RoundResult, length: int) -> _State:
+    features = contracts.check_features(result.features, context.params)
+    last = read(context.params, config, jnp.moveaxis(features[:, :, -1:], 0, 2))
     row = jnp.pad(last, ((0, 0), (config.row_width, 0), (0, 0), (0, 0), (0, 0)))
-    token = outcome.tokens[:, :1]
-    return _State(outcome.tokens, jnp.repeat(token, length, axis=1), jnp.zeros_like(token[:, 0]),
+    token = result.tokens[:, :1]
+    return _State(result.tokens, jnp.repeat(token, length, axis=1), jnp.zeros_like(token[:, 0]),
                   jnp.repeat(last, length, axis=1), row, row)
 
-  def of_window(env: DecodeContext, committed: jax.Array, tokens: jax.Array, row: jax.Array,
+  def of_window(context: DecodeContext, committed: jax.Array, tokens: jax.Array, row: jax.Array,
                 reads: jax.Array, start: jax.Array) -> Prediction:
     """Predicts the features of `tokens` `[B, n]`, which follow token number `start`."""
     count = tokens.shape[1]
     image = _write(jnp.pad(committed, ((0, 0), (0, count))), tokens, start + 1, 0)
-    return predict(env.params, config, image,
+    return predict(context.params, config, image,
                    jnp.concatenate([row, reads[:, :count - 1]], axis=1), start)
 
-  def begin(env: DecodeContext, state: _State, tokens: jax.Array, estimate: jax.Array,
+  def begin(context: DecodeContext, state: _State, tokens: jax.Array, estimate: jax.Array,
             start: jax.Array) -> tuple[Prediction, Prediction, _State]:
     # One call: the images before and after the last round are concatenated along the batch. In the
     # old one, the first node counts as the root.
@@ -189,36 +190,38 @@ def corrector(config: LocalConfig, target: Ends) -> Corrector:
     fill = lambda x: jnp.pad(x, ((0, 0), (0, room)) + ((0, 0),) * (x.ndim - 2))
     image = _write(state.tokens, state.nodes[:, :1], state.first + 1, 0)
     after = jnp.pad(state.nodes[:, 1:], ((0, 0), (0, 1)))
-    result = of_window(
-        env, both(image, state.tokens), both(after, fill(tokens)), both(state.old_row, state.row),
-        both(state.reads, fill(read(env.params, config, estimate))), both(state.first + 1, start))
-    old, new = (Prediction(*parts) for parts in zip(*(jnp.split(x, 2) for x in result)))
+    pair = of_window(
+        context, both(image, state.tokens), both(after, fill(tokens)),
+        both(state.old_row, state.row),
+        both(state.reads, fill(read(context.params, config, estimate))),
+        both(state.first + 1, start))
+    old, new = (Prediction(*parts) for parts in zip(*(jnp.split(x, 2) for x in pair)))
     return jax.tree.map(lambda x: x[:, :count], new), old, state
 
-  def score(env: DecodeContext, state: _State, tokens: jax.Array, estimate: jax.Array,
+  def score(context: DecodeContext, state: _State, tokens: jax.Array, estimate: jax.Array,
             start: jax.Array) -> tuple[Prediction, _State]:
-    reads = read(env.params, config, estimate)
-    return of_window(env, state.tokens, tokens, state.row, reads, start), state
+    reads = read(context.params, config, estimate)
+    return of_window(context, state.tokens, tokens, state.row, reads, start), state
 
-  def update(env: DecodeContext, state: _State, outcome: RoundResult) -> _State:
+  def update(context: DecodeContext, state: _State, result: RoundResult) -> _State:
     length = state.nodes.shape[1]
-    reads = read(env.params, config, jnp.moveaxis(outcome.features, 0, 2))
-    row = jnp.concatenate([state.row, _take(reads, outcome.path)], axis=1)
-    index = outcome.accepted[:, None] + 1 + jnp.arange(config.row_width + 1)
+    reads = read(context.params, config, jnp.moveaxis(result.features, 0, 2))
+    row = jnp.concatenate([state.row, _take(reads, result.path)], axis=1)
+    index = result.accepted[:, None] + 1 + jnp.arange(config.row_width + 1)
     return _State(
-        outcome.tokens, outcome.nodes[:, 1:length + 1], outcome.root, reads[:, 1:length + 1],
+        result.tokens, result.nodes[:, 1:length + 1], result.root, reads[:, 1:length + 1],
         _take(row, index), jnp.concatenate([state.row[:, 1:], reads[:, :1]], axis=1))
 
   def correct_features(
-      env: DecodeContext, prediction: Prediction, old: Prediction, stale: jax.Array,
+      context: DecodeContext, prediction: Prediction, old: Prediction, stale: jax.Array,
       has_stale: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
-    features = correct(env.params, config, prediction, old, stale, has_stale)
-    head = env.params['target']
-    plain = lambda streams: correctors.uncut(env, target.logits(head, streams), positions)
+    features = correct(context.params, config, prediction, old, stale, has_stale)
+    head = context.params['target']
+    plain = lambda streams: correctors.uncut(context, target.logits(head, streams), positions)
 
     def guided(streams):
-      mixed = warp_lib.guided(streams, env.sampling, positions)[None].astype(streams.dtype)
-      return correctors.uncut(env, target.logits(head, mixed), positions)
+      mixed = warp_lib.guided(streams, context.sampling, positions)[None].astype(streams.dtype)
+      return correctors.uncut(context, target.logits(head, mixed), positions)
 
     # Guided before the product with a matrix, it is for one stream; on a GPU that is one kernel
     # more, and the product takes as long, because it reads the same matrix.
@@ -227,6 +230,6 @@ def corrector(config: LocalConfig, target: Ends) -> Corrector:
         default=plain), features
 
   return Corrector(
-      init, begin, score, update, lambda outcome: jnp.moveaxis(outcome.features, 0, 2),
+      init, begin, score, update, lambda result: jnp.moveaxis(result.features, 0, 2),
       correct_features,
-      functools.partial(contract.check_sizes, config, 'corrector', contract.SHARED_SIZES))
+      functools.partial(contracts.check_sizes, config, 'corrector', contracts.SHARED_SIZES))

@@ -17,8 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.decoding import contract
+from cspd_jax.core import contracts, fields
 from cspd_jax.decoding.base import DecodeContext, RoundResult
 from cspd_jax.decoding.drafters.correctors import Corrector, distributions
 from cspd_jax.files import matrices
@@ -150,38 +149,38 @@ class _State(NamedTuple):
 def corrector(config: NeighboursConfig) -> Corrector:
   """Returns the network as a corrector; its parameters are the `draft_params`."""
 
-  def init(env: DecodeContext, condition: Any, outcome: RoundResult, length: int) -> _State:
-    token = outcome.tokens[:, :1]
-    return _State(outcome.tokens, jnp.repeat(token, length, axis=1), jnp.zeros_like(token[:, 0]))
+  def init(context: DecodeContext, condition: Any, result: RoundResult, length: int) -> _State:
+    token = result.tokens[:, :1]
+    return _State(result.tokens, jnp.repeat(token, length, axis=1), jnp.zeros_like(token[:, 0]))
 
-  def predict(env: DecodeContext, committed: jax.Array, tokens: jax.Array, first: jax.Array,
+  def predict(context: DecodeContext, committed: jax.Array, tokens: jax.Array, first: jax.Array,
               start: jax.Array) -> jax.Array:
     """Predicts the tokens after position `start`; `tokens` are written from `first` on."""
     count = tokens.shape[1]
     image = jnp.pad(committed, ((0, 0), (0, count)))
     image = jax.vmap(jax.lax.dynamic_update_slice_in_dim, (0, 0, 0, None))(image, tokens, first, 0)
     positions = start[:, None] + 1 + jnp.arange(count)
-    return logits(env.params, config, image, positions)[None]
+    return logits(context.params, config, image, positions)[None]
 
-  def begin(env: DecodeContext, state: _State, tokens: jax.Array, start: jax.Array
+  def begin(context: DecodeContext, state: _State, tokens: jax.Array, start: jax.Array
             ) -> tuple[jax.Array, jax.Array, jax.Array, _State]:
     # One call: the images before and after the last round are concatenated along the batch.
     both = lambda old, new: jnp.concatenate([old, new])
     nodes, count = state.nodes, tokens.shape[1]
     tokens = jnp.pad(tokens, ((0, 0), (0, nodes.shape[1] - count)))
     predicted = predict(
-        env, both(state.tokens, state.tokens), both(nodes, tokens),
+        context, both(state.tokens, state.tokens), both(nodes, tokens),
         both(state.first, start) + 1, both(state.first + 1, start))
     old, new = jnp.split(predicted, 2, axis=1)
     return new[:, :, :count], old, state.first, state
 
-  def score(env: DecodeContext, state: _State, tokens: jax.Array, start: jax.Array
+  def score(context: DecodeContext, state: _State, tokens: jax.Array, start: jax.Array
            ) -> tuple[jax.Array, _State]:
-    return predict(env, state.tokens, tokens, start + 1, start), state
+    return predict(context, state.tokens, tokens, start + 1, start), state
 
-  def update(env: DecodeContext, state: _State, outcome: RoundResult) -> _State:
-    return _State(outcome.tokens, outcome.nodes[:, 1:state.nodes.shape[1] + 1], outcome.root)
+  def update(context: DecodeContext, state: _State, result: RoundResult) -> _State:
+    return _State(result.tokens, result.nodes[:, 1:state.nodes.shape[1] + 1], result.root)
 
   return distributions(
       init, begin, score, update,
-      functools.partial(contract.check_sizes, config, 'corrector', contract.SHARED_SIZES))
+      functools.partial(contracts.check_sizes, config, 'corrector', contracts.SHARED_SIZES))

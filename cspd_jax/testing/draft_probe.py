@@ -168,21 +168,21 @@ def _as_round(drafter: Drafter, state: State, draft: Draft) -> Round:
 def _recording(drafter: Drafter) -> Drafter:
   """The drafter whose state after a round has its draft and its use of random numbers as well."""
 
-  def init(env, condition, rng, outcome):
-    after, state = drafter.init(env, condition, rng, outcome)
-    _, other = drafter.init(env, condition, _elsewhere(rng), outcome)
+  def init(context, condition, rng, result):
+    after, state = drafter.init(context, condition, rng, result)
+    _, other = drafter.init(context, condition, _elsewhere(rng), result)
     return after, (state, {'init': _uses(rng, after, state, other)})
 
-  def propose(env, state, rng, root, start):
-    after, inner, draft = drafter.propose(env, state, rng, root, start)
-    _, _, other = drafter.propose(env, state, _elsewhere(rng), root, start)
+  def propose(context, state, rng, root, start):
+    after, inner, draft = drafter.propose(context, state, rng, root, start)
+    _, _, other = drafter.propose(context, state, _elsewhere(rng), root, start)
     uses = {'propose': _uses(rng, after, draft.tokens, other.tokens)}
     return after, (inner, draft, uses), draft
 
-  def update(env, state, rng, outcome):
+  def update(context, state, rng, result):
     inner, draft, uses = state
-    after, new = drafter.update(env, inner, rng, outcome)
-    _, other = drafter.update(env, inner, _elsewhere(rng), outcome)
+    after, new = drafter.update(context, inner, rng, result)
+    _, other = drafter.update(context, inner, _elsewhere(rng), result)
     return after, (new, draft, uses | {'update': _uses(rng, after, new, other)})
 
   return drafter._replace(init=init, propose=propose, update=update)

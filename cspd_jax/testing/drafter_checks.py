@@ -139,7 +139,7 @@ def _shapes(probe: DraftProbe) -> Iterator[str]:
             probe.keys, probe.sampling, probe.draft_params), probe.sampling, probe.draft_params)
     except Exception as error:  # Any, of the user's code.
       kind = 'an exact verifier' if verifier is None else (
-          'match, a verifier with needs_probs=False, so that env.needs_probs is False')
+          'match, a verifier with needs_probs=False, so that context.needs_probs is False')
       yield complaint(error, f'the drafter raises {{}}, in a round with {kind}.')
       return
   yield from _same_state(before, after)
@@ -198,11 +198,11 @@ def _random_numbers(probe: DraftProbe) -> Iterator[str]:
     for name, use in uses.items():
       if not use.kept_noise.all():
         yield (f'{name}: it returns random numbers with another noise of positions; return the '
-               'state that env.rowwise returns, whose noise is that of its argument.')
+               'state that context.rowwise returns, whose noise is that of its argument.')
       if (use.drawn & ~use.advanced).any():
         yield (f'{name}: it draws random numbers and returns the state from before the draws, so '
-               'that the verifier draws the same numbers again; return the state that env.rowwise '
-               'returns.')
+               'that the verifier draws the same numbers again; return the state that '
+               'context.rowwise returns.')
 
 
 def _rows(probe: DraftProbe) -> Iterator[str]:
@@ -220,8 +220,8 @@ def _rows(probe: DraftProbe) -> Iterator[str]:
     if not np.array_equal(got, want):
       node = int(np.flatnonzero((got != want).any(axis=0))[0]) + 1
       yield (f'propose: the token of node {node} changes with the other rows of the batch, or with '
-             'the index of its row; rows must be independent, so draw by env.rowwise, whose random '
-             'numbers are those of one row.')
+             'the index of its row; rows must be independent, so draw by context.rowwise, whose '
+             'random numbers are those of one row.')
 
 
 class Misfit(NamedTuple):

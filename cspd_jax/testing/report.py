@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from cspd_jax.core import compilations
-from cspd_jax.core.returned import ContractError
+from cspd_jax.core.contracts import ContractError
 
 
 class Check(NamedTuple):

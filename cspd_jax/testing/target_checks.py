@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import returned
-from cspd_jax.decoding import continuous_batching, contract, prefix as prefix_lib
+from cspd_jax.core import contracts
+from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.decoding.tree import chain
 from cspd_jax.testing import probe as probe_lib, tree_checks
@@ -94,17 +94,17 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
   batch = len(leaves[0])
 
   def run():
-    _, _, cache = contract.prefill(target, params, condition, target.num_tokens + SPARE)
+    _, _, cache = contracts.prefill(target, params, condition, target.num_tokens + SPARE)
     start = jnp.zeros((batch,), jnp.int32)
     for num_drafts in (0, 2):
       tokens = jnp.zeros((batch, num_drafts + 1), jnp.int32)
-      _, _, cache = contract.score(target, params, cache, tokens, start, chain(num_drafts))
-    contract.forced_tokens(target, jnp.zeros((batch, 3), jnp.int32))
+      _, _, cache = contracts.score(target, params, cache, tokens, start, chain(num_drafts))
+    contracts.forced_tokens(target, jnp.zeros((batch, 3), jnp.int32))
 
   try:
-    returned.supported_rows(target, condition)
+    contracts.supported_rows(target, condition)
     jax.eval_shape(run)
-  except contract.ContractError as error:
+  except contracts.ContractError as error:
     yield str(error)
   if target.forced is not None:
     forced = np.asarray(target.forced(jnp.arange(target.num_tokens)))
@@ -277,7 +277,7 @@ def _cache_rows(probe: Probe) -> Iterator[str]:
   try:
     axes = continuous_batching.row_axes(
         cache, jax.eval_shape(probe.prefill, probe.params, few)[2], streams, count, 2)
-  except contract.ContractError as error:
+  except contracts.ContractError as error:
     yield str(error)
     return
   order = np.roll(np.arange(count), 1)

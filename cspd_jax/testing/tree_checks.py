@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
+from cspd_jax.core import contracts
 from cspd_jax.decoding.base import TreeLike
 from cspd_jax.decoding.tree import Budget, RuntimeTree, Tree, runtime_tree
 from cspd_jax.testing.probe import ROWS, Probe, distance
@@ -65,9 +65,9 @@ def commit(probe: Probe) -> Iterator[str]:
 def _failures(probe: Probe, tree: TreeLike, kind: str, remedy: str) -> Iterator[str]:
   """Traces `score` and `commit` with a tree; yields a sentence if one of them fails."""
   start, runtime = jnp.full(ROWS, probe.start), None if isinstance(tree, Tree) else tree
-  score = lambda params, cache, nodes, start, runtime: contract.score(
+  score = lambda params, cache, nodes, start, runtime: contracts.score(
       probe.target, params, cache, nodes, start, runtime or tree)
-  move = functools.partial(contract.commit, probe.target)
+  move = functools.partial(contracts.commit, probe.target)
   cache, nodes = probe.cache_at_start, jnp.asarray(_nodes(probe), jnp.int32)
   path = jnp.zeros((ROWS, tree.side_depth), jnp.int32)
   for function, arguments in ((score, (probe.params, cache, nodes, start, runtime)),

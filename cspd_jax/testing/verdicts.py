@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs
-from cspd_jax.decoding import contract
+from cspd_jax.core import contracts, programs
 from cspd_jax.decoding.base import Drafter, Layout, Verdict, Verifier
 from cspd_jax.decoding.tree import Budget, Tree, runtime_tree
 from cspd_jax.testing.enumerate import outcome
@@ -194,7 +193,7 @@ def verify(verifier: Verifier, arrangement: Arrangement, made: StageDrafts) -> V
   arguments = [jnp.asarray(made.tokens), jnp.asarray(made.probs), jnp.asarray(made.target)]
   rows = jax.eval_shape(jax.vmap(run), jnp.arange(1), arguments[0][:1], *(
       x[0, :1] for x in arguments[1:]))[1]
-  contract.check_verdict(rows, 1, len(arrangement.parents))
+  contracts.check_verdict(rows, 1, len(arrangement.parents))
   total = int(np.prod([float(radix) for radix in radices]))
   if total > _MAX_OUTCOMES or total * made.weight.size > _MAX_IN_ALL:
     return None

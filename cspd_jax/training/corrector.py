@@ -298,8 +298,8 @@ def train_plain(recipe: CorrectorRecipe, given: Lessons, params: Params, workdir
   return drafter_lib.fit(
       given.target_params, optimizer_lib.start(params, optimizer),
       lambda state, batch, frozen: optimizer_lib.step(
-          state, lambda params: plain_loss(params, recipe.drafter, frozen, given.teacher, *batch,
-                                           given.sampling), optimizer),
+          state, lambda params: plain_loss(params, recipe.drafter, frozen, given.teacher, batch[0],
+                                           batch[1], given.sampling), optimizer),
       batch, optimizer, recipe, workdir, 'plain').result
 
 

@@ -186,7 +186,7 @@ def _eagle_reading(params: Params, config: Any, target_params: Params, teacher: 
   stale = batch.features.astype(features.dtype)
   outputs, old, read = _reader(network, params, batch, features, stale)
   plain = kl_divergence(*(
-      teacher.probs(x, warp_lib.uncut(sampling), jnp.arange(1, count)[None])
+      teacher.probs(x, warp_lib.without_cuts(sampling), jnp.arange(1, count)[None])
       for x in (logits[:, :, 1:], network.logits(params, outputs[:, :, :-1]))))
   start = batch.first + batch.accepted + 1
   root = _entries(jnp.moveaxis(outputs, 0, 2), jnp.minimum(start, count - 1))
@@ -238,7 +238,7 @@ def _local_reading(params: Params, config: Any, target_params: Params, teacher: 
         logits(x), sampling, positions.reshape(images, -1)).reshape(*positions.shape, -1)
 
   old_positions = batch.first[..., None] + 2 + jnp.arange(length)
-  plain = kl_divergence(*(probs(x, old_positions, warp_lib.uncut(sampling))
+  plain = kl_divergence(*(probs(x, old_positions, warp_lib.without_cuts(sampling))
                           for x in (features[:, :, 1:], old.features)))
   inside = old_positions < count
   return _Reading(
@@ -306,7 +306,7 @@ def loss(params: Params, config: CorrectorConfig, train: CorrectorTrainConfig,
 
   Returns the loss, and the metrics 'length' and 'divergence' of the last pass and 'plain'.
   """
-  sampling = warp_lib.uncut(sampling._replace(guidance_scale=batch.guidance_scale))
+  sampling = warp_lib.without_cuts(sampling._replace(guidance_scale=batch.guidance_scale))
   result = agreement(params, config, train, target_params, teacher, batch, sampling)
   total, plain = jnp.float32(0), jnp.mean(result.plain)
   for overlap, divergence in zip(result.overlap, result.divergence):
@@ -356,7 +356,7 @@ def plain_loss(params: Params, config: CorrectorConfig, target_params: Params, t
   Both distributions have the options of `sampling`, as in `loss`. Returns the mean divergence in
   nats per token, and the metric 'overlap', the mean of `sum min(p, q)`.
   """
-  sampling = warp_lib.uncut(sampling)
+  sampling = warp_lib.without_cuts(sampling)
   if isinstance(config, local.LocalConfig):
     features = condition.astype(jnp.float32)
     # From number -1 on, with nothing before the image.

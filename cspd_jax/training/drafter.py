@@ -207,7 +207,7 @@ def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
   for depth, (where, draft_logits) in enumerate(zip(positions, drafts), start=1):
     distribution, ranked = (  # Tokens that are cut tie.
         teacher.probs(draft_logits, options, (where + depth)[None])
-        for options in (sampling, warp_lib.untempered(sampling)))
+        for options in (sampling, warp_lib.guidance_only(sampling)))
     rank = jnp.sum(ranked > jnp.take_along_axis(
         ranked, tokens[:, where + depth, None], axis=-1), axis=-1)
     metrics |= {

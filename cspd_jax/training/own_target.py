@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from cspd_jax.core import batches, fields, programs, progress, rows
-from cspd_jax.core.returned import check_part
+from cspd_jax.core.contracts import check_part
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp
 from cspd_jax.decoding.base import Condition, Params, Target

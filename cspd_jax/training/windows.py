@@ -85,28 +85,28 @@ def recording(decoder: Decoder) -> Decoder:
     raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')
   slots = drafter.tree.main_length + 1
 
-  def recorded(inner: Any, outcome: RoundResult) -> _Recorded:
-    # The outcome of the prefill has one node.
+  def recorded(inner: Any, result: RoundResult) -> _Recorded:
+    # The result of the prefill has one node.
     fill = lambda x: jnp.pad(
         x[:, :slots], ((0, 0), (0, max(slots - x.shape[1], 0))) + ((0, 0),) * (x.ndim - 2))
     return _Recorded(
-        inner, outcome.root, outcome.accepted, fill(outcome.nodes)[:, 1:],
-        fill(jnp.moveaxis(outcome.features, 0, 2)).astype(jnp.float16))
+        inner, result.root, result.accepted, fill(result.nodes)[:, 1:],
+        fill(jnp.moveaxis(result.features, 0, 2)).astype(jnp.float16))
 
-  def init(env, condition, rng, outcome):
-    if outcome.features is None:
+  def init(context, condition, rng, result):
+    if result.features is None:
       raise ValueError('The target returns no features, which a corrector learns from; use a '
                        'target with features.')
-    rng, inner = drafter.init(env, condition, rng, outcome)
-    return rng, recorded(inner, outcome)
+    rng, inner = drafter.init(context, condition, rng, result)
+    return rng, recorded(inner, result)
 
-  def propose(env, state, rng, root, start):
-    rng, inner, draft = drafter.propose(env, state.inner, rng, root, start)
+  def propose(context, state, rng, root, start):
+    rng, inner, draft = drafter.propose(context, state.inner, rng, root, start)
     return rng, state._replace(inner=inner), draft
 
-  def update(env, state, rng, outcome):
-    rng, inner = drafter.update(env, state.inner, rng, outcome)
-    return rng, recorded(inner, outcome)
+  def update(context, state, rng, result):
+    rng, inner = drafter.update(context, state.inner, rng, result)
+    return rng, recorded(inner, result)
 
   return dataclasses.replace(
       decoder, drafter=drafter._replace(init=init, propose=propose, update=update))

@@ -117,10 +117,10 @@ def _program(decoder: Decoder, change: Callable[[Callable], Callable], params: A
 
 def _without_calls(verify: Callable) -> Callable:
   """Returns a `verify` for rounds without a token to be drawn, so that its loop has no calls."""
-  def idle(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def idle(context: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     # No count is negative, but the compiler cannot infer that and computes everything else.
     stop = jnp.where(span.count < 0, span.stop, span.count)
-    return verify(env, span._replace(stop=stop), draft, z)
+    return verify(context, span._replace(stop=stop), draft, z)
 
   return idle
 
@@ -128,14 +128,14 @@ def _without_calls(verify: Callable) -> Callable:
 def _nothing(verify: Callable) -> Callable:
   """Returns a `verify` that only waits for the transformer."""
 
-  def read(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def read(context: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     rows, width = span.ranks.shape
     none, zero = jnp.zeros((rows, width), jnp.int32), jnp.zeros(rows, jnp.int32)
     tokens = jnp.broadcast_to(jnp.sum(z, axis=(0, 3))[..., None],
-                              (rows, width, env.target.token_dim))
-    start = env.verifier.start
+                              (rows, width, context.target.token_dim))
+    start = context.verifier.start
     return Verdict(tokens, zero + 1, none, none, zero, zero, Cost(zero, zero, zero),
-                   memory=() if start is None else start(env.target, rows, width))
+                   memory=() if start is None else start(context.target, rows, width))
 
   return read
 

@@ -44,7 +44,7 @@ def stops_of(decoder):
 def test_a_specification_is_the_call_of_a_constructor():
   spec = 'cspd_relaxed(block_length=3, prefix_share=0.5, kappa=7)'
   decoder = specification.build(spec, CHAIN.target, RESOURCES)
-  assert stops_of(decoder) == (1, 2, 3, 4, 5, 7, 8) and decoder.stages[1].context.name == 'block'
+  assert stops_of(decoder) == (1, 2, 3, 4, 5, 7, 8) and decoder.stages[1].visibility.name == 'block'
   assert decoder.schedule.num_levels == 100
   assert stops_of(specification.build('mar(num_iter=3)', CHAIN.target)) == stops_of(decoders.mar(
       CHAIN.target, 3))
@@ -86,7 +86,7 @@ def test_the_fitted_blend_is_evaluated_at_the_levels_of_the_decoder(monkeypatch)
 
 
 @pytest.mark.parametrize('spec, message', [
-    ('vanilla', "decoder is 'vanilla'; it must be one of: mar, parallel"),
+    ('vanilla', "'vanilla' is not registered; it must be one of mar, parallel"),
     ('mar+rejection', 'have one part'),
     ('exact_path(num_iter=4)', "exact_path has no parameter 'num_iter'; it has draft_length"),
     ('exact_head(rho=1)', "exact_head has no parameter 'rho'; it has kernels_per_call"),

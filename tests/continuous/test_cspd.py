@@ -16,11 +16,11 @@ from cspd_jax.continuous import (
   path,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.cspd import LastKernel, released, released_test
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.path import path_test
 from cspd_jax.continuous.span import TokenBatch
+from cspd_jax.continuous.visibility import TRUE
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare
@@ -63,7 +63,7 @@ def one_token(model, sigma):
   """The test of the last kernel for the only token; without a bonus it is drafted and tested."""
   return make_decoder(
       model.target, model.schedule, path_test(split=0, eta=1.0, bonus=False, sigma=sigma), (1,),
-      drafter=path.model(model.target), context=TRUE, width=1)
+      drafter=path.model(model.target), visibility=TRUE, width=1)
 
 
 class PaperTest(chex.TestCase):

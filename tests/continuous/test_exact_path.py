@@ -12,13 +12,13 @@ import pytest
 from absl.testing import parameterized
 
 from cspd_jax.continuous import (
-  context,
   coupling,
   decoders,
   head as head_lib,
   noise as noise_lib,
   path as path_lib,
   schedule as schedule_lib,
+  visibility,
 )
 from cspd_jax.continuous.span import token_batch
 from cspd_jax.core.random import row_keys
@@ -78,7 +78,7 @@ def early_contexts(target, params, condition, tokens, rank_of_position, ranks, p
 # target, and a stated power, in `test_path_power`.
 MUTANTS = {
     'target draw for residual': (coupling, 'accept_proposal', lambda ratio, u, eta: ratio == ratio),
-    'contexts without the drafts': (context, 'true_contexts', early_contexts),
+    'contexts without the drafts': (visibility, 'true_contexts', early_contexts),
     'drafts after a failure committed': (
         coupling, 'accepted_length', lambda passed: jnp.sum(passed, axis=1, dtype=jnp.int32)),
 }

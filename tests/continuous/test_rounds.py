@@ -12,13 +12,13 @@ from cspd_jax.continuous import (
   path,
   schedule as schedule_lib,
 )
-from cspd_jax.continuous.context import TRUE
 from cspd_jax.continuous.cspd import released
 from cspd_jax.continuous.head import no_drafts
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.path import path_test
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
+from cspd_jax.continuous.visibility import TRUE
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import base as discrete
@@ -128,10 +128,10 @@ RELEASED = released(42.0, 'off')
 
 
 @pytest.mark.parametrize('verifier, stops, options, message', [
-    (PATH, (7,), dict(context=TRUE), 'drafter is None, but the verifier requires drafts'),
+    (PATH, (7,), dict(visibility=TRUE), 'drafter is None, but the verifier requires drafts'),
     (OWN, (7,), dict(drafter=path.model(CHAIN.target)), 'the verifier accepts no drafts'),
-    (OWN, (7,), dict(context=TRUE), "context is 'true'; the verifier requires the context 'block'"),
-    (PATH, (7,), dict(drafter=path.model(CHAIN.target)), "context is 'block'; .* 'true'"),
+    (OWN, (7,), dict(visibility=TRUE), "visibility is 'true'; the verifier requires 'block'"),
+    (PATH, (7,), dict(drafter=path.model(CHAIN.target)), "visibility is 'block'; .* 'true'"),
     (OWN, (3, 6), {}, r'stops is \(3, 6\) after a prefix of 0; .* the number of tokens, 7'),
     (OWN, (4, 4, 7), {}, r'stops is \(4, 4, 7\)'), (OWN, (2, 7), dict(prefix=2), 'prefix of 2'),
     (OWN, (), {}, r'stops is \(\) after'),
@@ -148,7 +148,7 @@ def test_a_decoder_of_parts():
   """Speculation inside the head for the prefix, and blocks with true contexts after it."""
   sampler = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)
   decoder = make_decoder(
-      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=path.model(CHAIN.target), context=TRUE,
+      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=path.model(CHAIN.target), visibility=TRUE,
       prefix=3, prefix_sampler=sampler)
   decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
   np.testing.assert_array_equal(decoded.rounds, 3 + 2)

@@ -8,7 +8,7 @@ import pytest
 import cspd_jax
 from cspd_jax.cli import groups
 from cspd_jax.commands import compare as compare_command
-from cspd_jax.continuous import head_drafter
+from cspd_jax.continuous import base, head_drafter
 from cspd_jax.files import store
 from cspd_jax.metrics import scenes
 
@@ -55,7 +55,7 @@ def test_prompts_are_followed(baseline):
 
 
 def test_the_fitted_drafter_is_stored(model):
-  schedule = model.target(guided=True).as_schedule(None)
+  schedule = base.as_schedule(model.target(guided=True), None)
   for guided in (False, True):
     rho = model.head_drafter(schedule, guided)
     assert rho.shape == (schedule.num_levels,) and np.isfinite(rho).all()

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.continuous import contract, cspd, decoders, schedule as schedule_lib
+from cspd_jax.continuous import cspd, decoders, schedule as schedule_lib
+from cspd_jax.core import contracts
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.models import mar, nextstep
@@ -124,14 +125,14 @@ def test_rows_do_not_depend_on_the_batch(name):
 @pytest.mark.parametrize('window', representative([2, SIZE], SIZE))
 def test_no_pass_writes_past_the_last_slot(window, monkeypatch):
   """The causal model of the tests returns NaN then; here also the numbers of all slots."""
-  slots, ends, score = [], [], contract.score
+  slots, ends, score = [], [], contracts.cached_score
 
   def recording(target, params, cache, tokens, start):
     slots.append(cache[0].shape[1])
     jax.debug.callback(lambda start: ends.append(start.max() + tokens.shape[1]), start)
     return score(target, params, cache, tokens, start)
 
-  monkeypatch.setattr(contract, 'score', recording)
+  monkeypatch.setattr(contracts, 'cached_score', recording)
   decoded = jax.jit(build('causal', window))(MODELS['causal'].params, LABELS, keys(), SAMPLING)
   assert np.isfinite(decoded.tokens).all()
   jax.effects_barrier()

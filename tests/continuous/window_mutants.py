@@ -9,8 +9,9 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import context, contract, coupling, decoders
+from cspd_jax.continuous import coupling, decoders, visibility
 from cspd_jax.continuous.chains import chain_walk
+from cspd_jax.core import contracts
 
 
 def _old_kernels_recorded(patch):
@@ -54,8 +55,8 @@ def _one_token_too_many(patch):
 
 
 def _context_with_the_draft_behind(patch):
-  transform = context.true_contexts
-  patch(context, 'true_contexts', lambda *args: transform(*args[:5], args[5] + 2, *args[6:]))
+  transform = visibility.true_contexts
+  patch(visibility, 'true_contexts', lambda *args: transform(*args[:5], args[5] + 2, *args[6:]))
 
 
 def _predicted_kernel(patch):
@@ -116,7 +117,7 @@ def _rest_drawn_anew(patch):
 
 
 def _first_drafts_cached(patch):
-  score = contract.score
+  score = contracts.cached_score
 
   def mutant(target, params, cache, tokens, start):
     z, after = score(target, params, cache, tokens, start)
@@ -128,7 +129,7 @@ def _first_drafts_cached(patch):
         wrong, read[..., None], axis=1), start)
     return z, (wrong, *after[1:])
 
-  patch(contract, 'score', mutant)
+  patch(contracts, 'cached_score', mutant)
 
 
 def _shifted_kernels(patch):

@@ -3,26 +3,27 @@
 import copy
 import pickle
 
+import numpy as np
 import pytest
 
-from cspd_jax.core.spec import Call, Part, Spec, parse
+from cspd_jax.core.spec import Call, Spec, parse, value
 
 READ = {
-    'vanilla': [Part('vanilla')],
-    'vanilla()': [Part('vanilla')],
-    ' mc_sjd( window = 32 ) ': [Part('mc_sjd', {'window': 32})],
+    'vanilla': [Call('vanilla')],
+    'vanilla()': [Call('vanilla')],
+    ' mc_sjd( window = 32 ) ': [Call('mc_sjd', {'window': 32})],
     'eagle(tree=LANTERN)+lantern_pp(lam=2)': [
-        Part('eagle', {'tree': 'LANTERN'}), Part('lantern_pp', {'lam': 2})],
+        Call('eagle', {'tree': 'LANTERN'}), Call('lantern_pp', {'lam': 2})],
     'jacobi(window=16, coupling=maximal) + exact': [
-        Part('jacobi', {'window': 16, 'coupling': 'maximal'}), Part('exact')],
-    'a(b=kary(3, 3))': [Part('a', {'b': Call('kary', (3, 3), {})})],
+        Call('jacobi', {'window': 16, 'coupling': 'maximal'}), Call('exact')],
+    'a(b=kary(3, 3))': [Call('a', {'b': Call('kary', {}, (3, 3))})],
     'a(b=paths(3, depth=cut(EAGLE, 2)))': [
-        Part('a', {'b': Call('paths', (3,), {'depth': Call('cut', ('EAGLE', 2), {})})})],
-    'a(b=-1.5, c=+2, d=1e-3)': [Part('a', {'b': -1.5, 'c': 2, 'd': 0.001})],
-    'a(b=True, c=False, d=None)': [Part('a', {'b': True, 'c': False, 'd': None})],
-    'a(b=(1, -2), c=[0.5], d=())': [Part('a', {'b': (1, -2), 'c': (0.5,), 'd': ()})],
+        Call('a', {'b': Call('paths', {'depth': Call('cut', {}, ('EAGLE', 2))}, (3,))})],
+    'a(b=-1.5, c=+2, d=1e-3)': [Call('a', {'b': -1.5, 'c': 2, 'd': 0.001})],
+    'a(b=True, c=False, d=None)': [Call('a', {'b': True, 'c': False, 'd': None})],
+    'a(b=(1, -2), c=[0.5], d=())': [Call('a', {'b': (1, -2), 'c': (0.5,), 'd': ()})],
     'a(b=repeat-left, c="4 0:3", d="12")': [
-        Part('a', {'b': 'repeat-left', 'c': '4 0:3', 'd': '12'})],
+        Call('a', {'b': 'repeat-left', 'c': '4 0:3', 'd': '12'})],
 }
 
 WRITTEN = {
@@ -38,8 +39,8 @@ MISTAKES = {
     'mc_sjd(': 'is not of a form',
     'a b': 'is not of a form',
     'a(b=\0)': 'is not of a form',
-    'a(1)': "'1' has no name",
-    'a(*b)': r"'\*b' has no name",
+    'a(1)': r"'a\(1\)' must be a name, .* each with its name",
+    'a(*b)': 'each with its name',
     '3': "'3' must be a name",
     'a.b': "'a.b' must be a name",
     'a(b=1)(c=2)': 'must be a name',
@@ -86,6 +87,15 @@ def test_a_long_name_with_hyphens():
 def test_mistakes(text):
   with pytest.raises(ValueError, match=MISTAKES[text]):
     parse(text)
+
+
+def test_values_of_python():
+  for argument, written in ((np.float32(0.5), '0.5'), (np.arange(2), '[0, 1]'), ('kary(3, 3)',) * 2,
+                            (True, 'True'), (None, 'None'), ([-1, 0], '[-1, 0]')):
+    assert str(parse('a').add({'b': value('b', argument)})) == f'a(b={written})'
+  for argument in (object(), {}, [None], 1j, '1 2', float('inf') * np.ones(1)):
+    with pytest.raises(ValueError, match=r'^b is .*; it must be '):
+      value('b', argument)
 
 
 def test_values_that_are_no_specification():

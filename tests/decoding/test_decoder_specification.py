@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.core.table import Entry
 from cspd_jax.decoding import decoders, specification, tree as trees
 from cspd_jax.decoding.base import Drafter, Target
 from cspd_jax.decoding.drafters.corrected import corrected
@@ -46,38 +48,20 @@ WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
 T = MODEL.target
 TABLE = neighbour_table(CODEBOOK, 3)
 MAXIMAL = functools.partial(jacobi, coupling='maximal')
-# Specifications, and the same part by part; not every entry of the table.
+# Specifications, and the same part by part, of what no named decoder is.
 BUILT = {
-    'vanilla': lambda: make_decoder(T, ancestral(), match()),
-    'vanilla(window=4)': lambda: make_decoder(T, ancestral(4), match()),
-    'speculative(length=3)': lambda: make_decoder(T, model(DRAFT.target, 3), rejection()),
-    'jacobi(window=4)': lambda: make_decoder(
-        T, jacobi(4), match(seed_exact=False)),
-    'sjd(window=4)': lambda: make_decoder(T, jacobi(4), rejection()),
-    'sjd_pp(window=4)': lambda: make_decoder(T, reuse(4), rejection()),
     'sjd_pp(window=6, threshold=0.2, tree=paths(2, 2))': lambda: make_decoder(
         T, reuse(6, 0.2, tree=trees.paths(2, 2, 5)), rejection()),
-    'mc_sjd(window=4)': lambda: make_decoder(T, MAXIMAL(4), rejection()),
-    'sjd_pac(window=4)': lambda: make_decoder(T, MAXIMAL(4), rejection()),
     'sjd_pac(window=6, tree=caterpillar(2, 2))': lambda: make_decoder(
         T, MAXIMAL(6, tree=trees.caterpillar(2, 2, 5)), rejection()),
-    'seed_exact(window=4)': lambda: make_decoder(T, jacobi(4, 'gumbel'), match()),
     'seed_exact(window=7, tree=kary(2, 3))': lambda: make_decoder(
         T, jacobi(7, 'gumbel', tree=trees.kary(2, 3, 6)), match()),
-    'corrected(window=4)': lambda: make_decoder(
-        T, corrected(DRAFTS['corrector'], 4), rejection()),
     'corrected(corrector=eagle, window=4, iterations=2)': lambda: make_decoder(
         T, corrected(from_network(NETWORK), 4, 2), rejection()),
     'corrected(corrector=model, tree=caterpillar(2, 2), window=6)': lambda: make_decoder(
         T, corrected(from_model(DRAFT.target), 6, tree=trees.caterpillar(2, 2, 5)), rejection()),
-    'corrected_seed_exact(window=4)': lambda: make_decoder(
-        T, corrected(DRAFTS['corrector'], 4), match()),
-    'eagle': lambda: make_decoder(T, eagle(NETWORK), rejection()),
     'eagle(tree=chain(3))': lambda: make_decoder(
         T, eagle(NETWORK, trees.chain(3)), rejection()),
-    'eagle2(num_nodes=5, width=2, depth=3)': lambda: make_decoder(
-        T, eagle2(NETWORK, 5, 2, 3), match()),
-    'medusa': lambda: make_decoder(T, medusa(HEADS), rejection()),
     'medusa(length=2)': lambda: make_decoder(T, medusa(HEADS, trees.chain(2)), rejection()),
     'ancestral': lambda: make_decoder(T, ancestral(), rejection()),
     'ancestral(window=3)+block': lambda: make_decoder(T, ancestral(3), block()),
@@ -107,8 +91,7 @@ BUILT = {
     'model+lantern_pp(residual=released_llamagen)': lambda: make_decoder(
         T, model(DRAFT.target, 4), lantern_pp(TABLE, 2.0, k=2, residual='released_llamagen')),
 }
-GUARANTEES = {'match(seed_exact=False)': 'exact', 'match': 'seed-exact', 'rejection': 'exact',
-              'block': 'exact', 'kseq': 'exact'}
+GUARANTEES = {'match': 'seed-exact', 'rejection': 'exact', 'block': 'exact', 'kseq': 'exact'}
 
 
 def build(spec):
@@ -129,16 +112,22 @@ def test_a_specification_builds_the_decoder_of_its_functions(spec):
   assert program(decoder, needs) == program(BUILT[spec](), needs)
   # The verifier says what is promised.
   verifier = str(specification.expand(spec)[1])
-  assert specification.guarantee(decoder) == GUARANTEES.get(verifier, 'bounded')
+  promised = Guarantee(GUARANTEES.get(verifier, 'bounded'))
+  is_chain = decoder.drafter.tree.is_chain
+  assert specification.guarantee(decoder) == (promised if is_chain else promised.rounded)
 
 
 @pytest.mark.parametrize('name', representative(DECODERS, 'mc_sjd', 'corrected', 'eagle2'))
-def test_the_text_and_the_function_of_a_decoder_build_the_same(name):
+def test_a_decoder_its_parts_and_its_function_are_the_same(name):
   needs, entry = specification.needs(name), DECODERS[name]
   network = [] if needs is None else [DRAFTS[needs]]
   spec = specification.complete(name, window=4, length=2)
-  decoder = entry.build(T, *network, **spec.parts[0].arguments)
-  assert program(decoder, needs) == program(build(spec), needs)
+  decoder = build(spec)
+  parts = build('+'.join(map(str, specification.expand(spec))))
+  assert program(parts, needs) == program(decoder, needs)
+  arguments = {name: trees.chain(2) if name == 'tree' else value
+               for name, value in spec.parts[0].arguments.items()}
+  assert program(entry.build(T, *network, **arguments), needs) == program(decoder, needs)
   # With room for the defaults.
   big, small = T._replace(num_tokens=64), DRAFT.target._replace(num_tokens=64)
   networks = drafts(big, small, 3)
@@ -160,7 +149,7 @@ def test_signatures(name):
     assert own.pop(0).default in (inspect.Parameter.empty, None)
   assert {parameter.name for parameter in own} == text.keys() - {'corrector'}
   for parameter in own:
-    fixed = entry.spec.parts[0].arguments.get(parameter.name)
+    fixed = entry.fixed.get(parameter.name)
     default = text[parameter.name].default
     assert parameter.default == default or (parameter.default is None and fixed == default)
 
@@ -171,13 +160,13 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
     return jacobi(length + 1)
 
   with mock.patch.dict(specification.DRAFTERS), mock.patch.dict(DECODERS):
-    specification.DRAFTERS['short'] = specification.DrafterEntry(short, 'a short window')
+    specification.DRAFTERS['short'] = Entry(short, 'a short window')
 
     def brief(target: Target, length: int = 3) -> Decoder:
       """Short windows."""
       return make_decoder(target, short(length), match())
 
-    DECODERS['brief'] = specification.DecoderEntry(
+    DECODERS['brief'] = specification.joined(
         brief, 'short windows', 'short(length=3)+match')
     assert engines.DISCRETE.decoders['brief'] == 'short windows'
     assert specification.usage('short') == 'short(length=2)'
@@ -289,18 +278,18 @@ def test_heads_limit_the_chain():
 
 
 def test_number_of_neighbours():
-  arguments = specification.VERIFIERS['lantern'].codebook_arguments
+  arguments = specification.VERIFIERS['lantern'].codebook
   codebook = np.random.default_rng(0).standard_normal((64, 2))
   assert arguments(codebook, {})['k'] == 4 and arguments(codebook, {})['table'].shape == (64, 4)
   assert arguments(codebook, {'k': 7})['table'].shape == (64, 7)
   assert arguments(CODEBOOK, {})['k'] == 1
   wide = arguments(codebook, {'k': 7, 'residual': 'released_lumina'})
   assert (wide['k'], wide['table'].shape) == (7, (64, 8))
-  assert specification.VERIFIERS['lantern_pp'].codebook_arguments(codebook, {})['k'] == 10
+  assert specification.VERIFIERS['lantern_pp'].codebook(codebook, {})['k'] == 10
 
 
 def test_a_codebook_of_another_dtype_has_the_same_neighbours():
-  arguments = specification.VERIFIERS['lantern'].codebook_arguments
+  arguments = specification.VERIFIERS['lantern'].codebook
   codebook = jax.random.normal(jax.random.key(0), (64, 4), jnp.bfloat16)
   tables = [arguments(np.asarray(codebook, dtype), {'k': 7})['table']
             for dtype in (jnp.bfloat16, np.float32, np.float64)]
@@ -308,11 +297,18 @@ def test_a_codebook_of_another_dtype_has_the_same_neighbours():
     np.testing.assert_array_equal(table, tables[0])
 
 
-def test_usage():
-  assert specification.usage('mc_sjd') == 'mc_sjd(window=16, tree=None, initialization=uniform)'
-  assert specification.usage('sjd_pac') == 'sjd_pac(window=16, tree=auto, initialization=uniform)'
-  assert specification.usage('eagle') == 'eagle(tree=EAGLE, draws=distinct)'
-  assert specification.usage('rejection') == 'rejection()'
+@pytest.mark.parametrize('text', [
+    'mc_sjd(window=16, tree=None, initialization=uniform)',
+    'sjd_pac(window=16, tree=auto, initialization=uniform)', 'eagle(tree=EAGLE, draws=distinct)',
+    'rejection()'])
+def test_usage(text):
+  assert specification.usage(text.partition('(')[0]) == text
+
+
+def test_a_name_before_a_plus_is_what_drafts():
+  """A name of a drafter and of a decoder is one drafter, alone or with another verifier."""
+  for name in specification.DRAFTERS.keys() & DECODERS:
+    assert [specification.expand(text)[0].name for text in (name, f'{name}+match')] == [name] * 2
 
 
 @pytest.mark.parametrize('spec,message', [
@@ -326,7 +322,15 @@ def test_usage():
     ('vanilla(window=7)', 'window is 7 with a main chain of 6 drafts, but an image has 6 tokens'),
     ('eagle(network=x)', "eagle has no parameter 'network'; it has tree, draws"),
     ('eagle+lantern(table=x)', "lantern has no parameter 'table'"),
-    ('sjd(window=2.5)', 'window is 2.5; it must be a whole number'),
+    *((f'sjd(window={value})', f'window is {value}; it must be a whole number')
+      for value in ('2.5', 'True', 'None', "'3'")),
+    ('sjd(window=(3, 4))', r'window is \(3, 4\); it must be a whole number'),
+    ('sjd(initialization=3)', 'initialization is 3; it must be a string'),
+    ('sjd(initialization=f(2))', r'initialization is f\(2\); it must be a string'),
+    ('corrected(iterations=1.5)', 'iterations is 1.5; it must be a whole number or None'),
+    ('jacobi+cool(delta=True)', 'delta is True; it must be a number'),
+    ('jacobi+cool(clamp=1)', 'clamp is 1; it must be True or False'),
+    ('jacobi+cool(clamp=yes)', "clamp is 'yes'; it must be True or False"),
     ('sjd(window=9999999999)', 'window is 9999999999; it must be a whole number'),
     ('sjd(window=4, initialization=zero)', "initialization is 'zero'"),
     ('sjd_pp(window=4, threshold=0)', 'threshold is 0.0; it must be above 0 and at most 1'),

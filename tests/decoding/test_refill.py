@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from cspd_jax.core import contracts
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import continuous_batching, contract, decoders, prefix, specification
+from cspd_jax.decoding import continuous_batching, decoders, prefix, specification
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import drafts, tabular
 from tests.marks import representative
@@ -215,7 +216,7 @@ def test_a_state_that_does_not_tell_its_rows_apart(leaf, message):
 
   decoder = decoders.vanilla(MODEL.target._replace(prefill=changed, score=score))
   assert jax.jit(decoder)(MODEL.params, LABELS[:2], KEYS[:2], SAMPLED).valid.all()
-  with pytest.raises(contract.ContractError, match=message):
+  with pytest.raises(contracts.ContractError, match=message):
     _refilled(continuous_batching.jitted(decoder, SLOTS), sampling=SAMPLED)
 
 

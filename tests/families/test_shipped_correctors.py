@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax.decoding.tables import CORRECTORS
+from cspd_jax.decoding.specification import CORRECTORS
 from tests.marks import representative
 
 # Tokens per forward pass at least, of two images with windows of 32.

@@ -63,8 +63,9 @@ def test_events_looks_and_images_that_leave(model):
   assert event.slot == 0 and event.rounds == 2 and 1 < event.num_tokens < 9 and not event.complete
   look = runner.look(0)
   assert look.count.tolist() == [event.num_tokens] and not look.complete
+  expected = first.sampler.result(first, decode(first)).images
   np.testing.assert_array_equal(look.images[0, 0, :event.num_tokens],
-                                first.sampler.result(first, decode(first)).images[0, 0, :event.num_tokens])
+                                expected[0, 0, :event.num_tokens])
   assert runner.join([second]) == [1]
   with pytest.raises(ValueError, match='images are 1, and 0 of 2 slots are free'):
     runner.join([third])

@@ -37,6 +37,7 @@ import published
 import pytest
 
 from cspd_jax.continuous import (
+    base,
   decoders,
   head as head_lib,
   noise as noise_lib,
@@ -250,10 +251,10 @@ def test_the_head_is_float32_in_full_precision_in_a_bfloat16_model(params):
 
 
 def test_the_schedule_is_that_of_the_config():
-  schedule = nextstep.target(CONFIG, guided=True).as_schedule(None)
+  schedule = base.as_schedule(nextstep.target(CONFIG, guided=True), None)
   assert schedule.num_levels == 50 and abs(schedule.steps[0] - 0.96) < 1e-12
   second = dataclasses.replace(CONFIG, last_step=None, num_levels=28, shift=2.0)
-  schedule = nextstep.target(second, guided=True).as_schedule(None)
+  schedule = base.as_schedule(nextstep.target(second, guided=True), None)
   np.testing.assert_array_equal(schedule.steps, schedule_lib.flow(28, shift=2.0).steps)
 
 

@@ -231,12 +231,13 @@ def coupled_chains(num_levels: int, window: int, kernels_per_call: int, rho: np.
     return Memory(empty(num_levels, target.token_dim, num_rows, width),
                   jnp.zeros(num_rows, jnp.int32))
 
-  def verify(env: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
+  def verify(context: DecodeContext, span: Span, draft: Draft | None, z: jax.Array) -> Verdict:
     assert draft is not None, 'make_decoder refuses this verifier without a drafter'
     rows, width = span.ranks.shape
     flat = lambda leaf: leaf.reshape(rows * width, *leaf.shape[2:])
     walked = walk(
-        Head(env.target, env.schedule, env.params), kernels_per_call, rho, span.batch(z),
+        Head(context.target, context.schedule, context.params), kernels_per_call, rho,
+        span.batch(z),
         jax.tree.map(flat, draft.record), jnp.repeat(span.count, width))
     walked = jax.tree.map(lambda leaf: leaf.reshape(rows, width, *leaf.shape[1:]), walked)
 
@@ -268,8 +269,8 @@ def old_chains() -> Drafter:
 
   Tokens of the window without a draft are missing; a causal model reads the last draft instead.
   """
-  def propose(env: DecodeContext, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
-    _check_memory(env, span, memory)
+  def propose(context: DecodeContext, span: Span, tokens: jax.Array, memory: Memory) -> Draft:
+    _check_memory(context, span, memory)
     old = memory.left()
     row, size = jnp.arange(tokens.shape[0])[:, None], tokens.shape[1]
     inside = span.in_round
@@ -283,8 +284,8 @@ def old_chains() -> Drafter:
   return Drafter(propose, None)
 
 
-def _check_memory(env: DecodeContext, span: Span, memory: Any) -> None:
-  expected = span.ranks.shape[1], env.schedule.num_levels
+def _check_memory(context: DecodeContext, span: Span, memory: Any) -> None:
+  expected = span.ranks.shape[1], context.schedule.num_levels
   actual = memory.chains.states.shape[1:3] if isinstance(memory, Memory) else None
   if actual != expected:
     has = 'no chains' if actual is None else f'chains of {actual[0]} tokens and {actual[1]} levels'

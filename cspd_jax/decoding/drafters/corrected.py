@@ -18,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.core.returned import check_part
+from cspd_jax.core import contracts, fields
+from cspd_jax.core.contracts import check_part
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import DecodeContext, Draft, Drafter, Rng, RngState, RoundResult
 from cspd_jax.decoding.drafters import jacobi as jacobi_lib
 from cspd_jax.decoding.drafters.correctors import Corrector, Prediction
@@ -71,32 +71,32 @@ def corrected(corrector: Corrector | None, window: int = 16, iterations: int | N
   check_part('corrector', corrector, Corrector, _SOURCE)
   assert corrector is not None
 
-  def init(env, condition, rng, outcome):
+  def init(context, condition, rng, result):
     # First, because it refuses a target without features.
-    corrector_state = corrector.init(env, condition, outcome, length)
+    corrector_state = corrector.init(context, condition, result, length)
     # All positions repeat token 0.
-    tokens = jnp.repeat(outcome.tokens[:, :1], length, axis=1)
+    tokens = jnp.repeat(result.tokens[:, :1], length, axis=1)
     stale = jax.tree.map(lambda x: jnp.repeat(x[:, -1:], length, axis=1),
-                         corrector.target_prediction(outcome))
+                         corrector.target_prediction(result))
     return rng, CorrectedState(
-        tokens, jax.nn.one_hot(tokens, env.target.vocab_size, dtype=outcome.probs.dtype), stale,
-        jnp.zeros(tokens.shape, bool), jnp.zeros_like(outcome.count), corrector_state)
+        tokens, jax.nn.one_hot(tokens, context.target.vocab_size, dtype=result.probs.dtype), stale,
+        jnp.zeros(tokens.shape, bool), jnp.zeros_like(result.count), corrector_state)
 
-  def propose(env, state, rng, root, start):
+  def propose(context, state, rng, root, start):
     if length:
-      rng, state = _correct_window(corrector, iterations, num_corrected, env, state, rng, start)
+      rng, state = _correct_window(corrector, iterations, num_corrected, context, state, rng, start)
     positions = start[:, None] + 1 + jnp.arange(length)
     draw = lambda rng, *args: jacobi_lib.side_tokens(
-        rng, tree, 'gumbel' if env.seed_exact else 'maximal', *args, np.zeros(length, bool))
-    rng, side = env.rowwise(draw)(rng, state.tokens, state.probs, positions)
+        rng, tree, 'gumbel' if context.seed_exact else 'maximal', *args, np.zeros(length, bool))
+    rng, side = context.rowwise(draw)(rng, state.tokens, state.probs, positions)
     return rng, state, Draft(
-        jnp.concatenate([state.tokens, side], axis=1), state.probs if env.needs_probs else None)
+        jnp.concatenate([state.tokens, side], axis=1), state.probs if context.needs_probs else None)
 
-  def update(env, state, rng, outcome):
-    corrector_state = corrector.update(env, state.corrector, outcome)
-    prediction = jax.tree.map(lambda x: x[:, :length + 1], corrector.target_prediction(outcome))
-    rng, state = env.rowwise(functools.partial(_shift, env, length))(
-        rng, state._replace(corrector=None), outcome._replace(features=None), prediction)
+  def update(context, state, rng, result):
+    corrector_state = corrector.update(context, state.corrector, result)
+    prediction = jax.tree.map(lambda x: x[:, :length + 1], corrector.target_prediction(result))
+    rng, state = context.rowwise(functools.partial(_shift, context, length))(
+        rng, state._replace(corrector=None), result._replace(features=None), prediction)
     return rng, state._replace(corrector=corrector_state)
 
   def check(target):
@@ -106,14 +106,15 @@ def corrected(corrector: Corrector | None, window: int = 16, iterations: int | N
   return Drafter(jacobi_lib.layout(tree), init, propose, update, check, num_arrays=_ARRAYS)
 
 
-def _correct_window(corrector: Corrector, iterations: int, num_corrected: int, env: DecodeContext,
-                    state: CorrectedState, rng: RngState, start: jax.Array
+def _correct_window(corrector: Corrector, iterations: int, num_corrected: int,
+                    context: DecodeContext, state: CorrectedState, rng: RngState, start: jax.Array
                     ) -> tuple[RngState, CorrectedState]:
   """Corrects the first `num_corrected` positions in a few passes and draws their tokens again."""
   positions = start[:, None] + 1 + jnp.arange(num_corrected)
   tokens, probs, stale, has_stale = jax.tree.map(
       lambda x: x[:, :num_corrected], (state.tokens, state.probs, state.stale, state.has_stale))
-  prediction, old, corrector_state = corrector.begin(env, state.corrector, tokens, stale, start)
+  prediction, old, corrector_state = corrector.begin(
+      context, state.corrector, tokens, stale, start)
   # Of the positions after the old main nodes, the ones in the new window.
   last = state.tokens.shape[1] - 1
   index = jnp.minimum(state.accepted[:, None] + jnp.arange(num_corrected), last)
@@ -121,10 +122,11 @@ def _correct_window(corrector: Corrector, iterations: int, num_corrected: int, e
   estimate = stale
   for number in range(iterations):
     if number:
-      prediction, corrector_state = corrector.score(env, corrector_state, tokens, estimate, start)
-    new_probs, estimate = corrector.correct(env, prediction, old, stale, has_stale, positions)
-    new_probs = _cut(env, new_probs, positions)
-    rng, tokens = env.rowwise(functools.partial(_redraw, env))(
+      prediction, corrector_state = corrector.score(
+          context, corrector_state, tokens, estimate, start)
+    new_probs, estimate = corrector.correct(context, prediction, old, stale, has_stale, positions)
+    new_probs = _cut(context, new_probs, positions)
+    rng, tokens = context.rowwise(functools.partial(_redraw, context))(
         rng, tokens, probs, new_probs, positions)
     probs = new_probs
   return rng, state._replace(
@@ -148,42 +150,43 @@ def _checked_count(tree: Tree, num_corrected: int | None) -> int:
   return num_corrected
 
 
-def _cut(env: DecodeContext, probs: jax.Array, positions: jax.Array) -> jax.Array:
+def _cut(context: DecodeContext, probs: jax.Array, positions: jax.Array) -> jax.Array:
   """Applies the target's cuts and grammar to draft distributions."""
-  sampling = env.sampling
-  if env.target.forced is None and all(getattr(sampling, name) is None for name in warp_lib.CUTS):
+  sampling = context.sampling
+  is_cut = any(getattr(sampling, name) is not None for name in warp_lib.CUTS)
+  if context.target.forced is None and not is_cut:
     return probs  # The temperature is then never 0.
   greedy = warp_lib.is_greedy(jnp.asarray(sampling.temperature))
   cuts = SamplingParams(
       temperature=jnp.where(greedy, 0.0, 1.0), top_k=sampling.top_k, top_p=sampling.top_p,
       min_p=sampling.min_p)
-  forced = contract.forced_tokens(env.target, positions)
+  forced = contracts.forced_tokens(context.target, positions)
   return warp_lib.probabilities(jnp.log(probs)[None], cuts, positions, forced)
 
 
-def _redraw(env: DecodeContext, rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array,
-            positions: jax.Array) -> jax.Array:
+def _redraw(context: DecodeContext, rng: Rng, tokens: jax.Array, probs: jax.Array,
+            new_probs: jax.Array, positions: jax.Array) -> jax.Array:
   """Draws `[L]` tokens from `new_probs`; they differ from `tokens` as rarely as possible."""
-  if env.seed_exact:
+  if context.seed_exact:
     return rng.draw_at(positions, new_probs)
   return jacobi_lib.coupled(rng, tokens, probs, new_probs)
 
 
-def _shift(env: DecodeContext, length: int, rng: Rng, state: CorrectedState, outcome: RoundResult,
-           prediction: Prediction) -> CorrectedState:
+def _shift(context: DecodeContext, length: int, rng: Rng, state: CorrectedState,
+           result: RoundResult, prediction: Prediction) -> CorrectedState:
   """One row's state after its new root: the target's predictions and tokens drawn from them."""
   if not length:
     return state
-  probs = outcome.probs[:length + 1]
-  first = outcome.root + 1  # The position after the old root.
-  tokens = _redraw(env, rng, state.tokens, state.probs, probs, first + jnp.arange(length + 1))
-  at = outcome.accepted + 1 + jnp.arange(length)
+  probs = result.probs[:length + 1]
+  first = result.root + 1  # The position after the old root.
+  tokens = _redraw(context, rng, state.tokens, state.probs, probs, first + jnp.arange(length + 1))
+  at = result.accepted + 1 + jnp.arange(length)
   has_stale = at <= length
   shifted = lambda x: x[jnp.minimum(at, length)]
   # Positions without a prediction repeat the last token before them until the corrector fills them.
-  filler = jnp.where(has_stale[0], tokens[-1], outcome.tokens[outcome.count - 1])
+  filler = jnp.where(has_stale[0], tokens[-1], result.tokens[result.count - 1])
   tokens = jnp.where(has_stale, shifted(tokens), filler)
   one_hot = jax.nn.one_hot(tokens, probs.shape[-1], dtype=probs.dtype)
   return state._replace(
       tokens=tokens, probs=jnp.where(has_stale[:, None], shifted(probs), one_hot),
-      stale=jax.tree.map(shifted, prediction), has_stale=has_stale, accepted=outcome.accepted)
+      stale=jax.tree.map(shifted, prediction), has_stale=has_stale, accepted=result.accepted)

@@ -16,9 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.core import contracts, fields
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Cache, Condition, DecodeContext, Params, RoundResult, Target
 from cspd_jax.decoding.drafters import feature_network
 from cspd_jax.decoding.drafters.draft_model import score_with_previous
@@ -40,20 +40,20 @@ class Corrector(NamedTuple):
   of the target's prediction for each of them. Entries past the end of the image must be finite.
 
   Attributes:
-    init: `(env, condition, outcome, length) -> state`: the state after the target's prefill, with
-      room for windows of `L = length` drafts.
-    begin: `(env, state, tokens, estimate, start [B]) -> (prediction, old, state)`: reads the tokens
-      that the last round committed, scores the window of the last round and the new one.
+    init: `(context, condition, result, length) -> state`: the state after the target's prefill,
+      with room for windows of `L = length` drafts.
+    begin: `(context, state, tokens, estimate, start [B]) -> (prediction, old, state)`: reads the
+      tokens that the last round committed, scores the window of the last round and the new one.
       `prediction` `[B, L, ...]`: entry `i` predicts `tokens[:, i]` and depends on the committed
       tokens, `tokens[:, :i]` and `estimate[:, :i]` only. `old` `[B, L, ...]`: entry `i` predicts
       the token after node `i + 1` of the last round's main chain, and depends on what is attached
       to that node and to earlier positions only.
-    score: `(env, state, tokens, estimate, start) -> (prediction, state)`: scores the new window
+    score: `(context, state, tokens, estimate, start) -> (prediction, state)`: scores the new window
       again. Here and in `begin`, `tokens` and `estimate` may have the first `n` of the `L`
       positions; `prediction` is then `[B, n, ...]` with the same dependencies.
-    update: `(env, state, outcome) -> state` after a round of the target.
-    target_prediction: `outcome -> ` the target's prediction after every node, `[B, N + 1, ...]`.
-    correct: `(env, prediction, old, stale, has_stale, positions) -> (probs, estimate)`: the
+    update: `(context, state, result) -> state` after a round of the target.
+    target_prediction: `result -> ` the target's prediction after every node, `[B, N + 1, ...]`.
+    correct: `(context, prediction, old, stale, has_stale, positions) -> (probs, estimate)`: the
       corrected distributions `[B, n, V]` of positions, before cuts, and the corrected predictions
       they are computed from. `stale` are predictions of the target, `old` are the corrector's in
       the same context; both are meaningful where `has_stale` `[B, n]`. Works entry by entry.
@@ -82,25 +82,25 @@ def distributions(
   """Builds a corrector that corrects distributions and does not read estimates.
 
   Its predictions are logits `[S, B, L, V]`; `S` is 1 if the model has no null condition. The
-  arguments as for `Corrector`, but `begin` is `(env, state, tokens, start) -> (prediction,
-  old, first [B], state)`, where `first` is the number of the last round's root, and `score` is
-  `(env, state, tokens, start) -> (prediction, state)`.
+  arguments as for `Corrector`, but `begin` is `(context, state, tokens, start) ->
+  (prediction, old, first [B], state)`, where `first` is the number of the last round's root, and
+  `score` is `(context, state, tokens, start) -> (prediction, state)`.
   """
 
-  def begin_uncut(env, state, tokens, estimate, start):
-    logits, old, first, state = begin(env, state, tokens, start)
-    return (uncut(env, logits, _positions(start, logits)),
-            uncut(env, old, _positions(first + 1, old)), state)
+  def begin_uncut(context, state, tokens, estimate, start):
+    logits, old, first, state = begin(context, state, tokens, start)
+    return (uncut(context, logits, _positions(start, logits)),
+            uncut(context, old, _positions(first + 1, old)), state)
 
-  def score_uncut(env, state, tokens, estimate, start):
-    logits, state = score(env, state, tokens, start)
-    return uncut(env, logits, _positions(start, logits)), state
+  def score_uncut(context, state, tokens, estimate, start):
+    logits, state = score(context, state, tokens, start)
+    return uncut(context, logits, _positions(start, logits)), state
 
-  def correct(env, prediction, old, stale, has_stale, positions):
+  def correct(context, prediction, old, stale, has_stale, positions):
     return (corrected_probs(prediction, old, stale, has_stale),) * 2
 
   return Corrector(
-      init, begin_uncut, score_uncut, update, lambda outcome: outcome.uncut, correct, check)
+      init, begin_uncut, score_uncut, update, lambda result: result.uncut, correct, check)
 
 
 def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
@@ -116,9 +116,9 @@ def corrected_probs(new: jax.Array, old: jax.Array, stale: jax.Array,
   return jnp.where(has_stale[..., None], corrected, new)
 
 
-def uncut(env: DecodeContext, logits: jax.Array, positions: jax.Array) -> jax.Array:
+def uncut(context: DecodeContext, logits: jax.Array, positions: jax.Array) -> jax.Array:
   """Guided distributions `[B, n, V]` before cuts, at temperature 1 if the decode is greedy."""
-  return warp_lib.probabilities(logits, warp_lib.uncut(env.sampling), positions)
+  return warp_lib.probabilities(logits, warp_lib.without_cuts(context.sampling), positions)
 
 
 def _positions(start: jax.Array, logits: jax.Array) -> jax.Array:
@@ -143,37 +143,37 @@ def from_model(small: Target) -> Corrector:
   """
   check_part('small', small, Target)
 
-  def init(env, condition, outcome, length):
-    _, _, cache = contract.prefill(
-        small, env.params, condition, env.target.num_tokens + length + 1, 'corrector')
-    token = outcome.tokens[:, :1]
+  def init(context, condition, result, length):
+    _, _, cache = contracts.prefill(
+        small, context.params, condition, context.target.num_tokens + length + 1, 'corrector')
+    token = result.tokens[:, :1]
     return _ModelState(
         cache, jnp.repeat(token, length + 1, axis=1), jnp.zeros_like(token[:, 0]),
         jnp.pad(token, ((0, 0), (1, 0))))
 
-  def begin(env, state, tokens, start):
-    old, _, cache = contract.score(small, env.params, state.cache, state.nodes, state.first,
+  def begin(context, state, tokens, start):
+    old, _, cache = contracts.score(small, context.params, state.cache, state.nodes, state.first,
                                    chain(state.nodes.shape[1] - 1), 'corrector')
-    logits, state = score(env, state._replace(cache=cache), tokens, start)
+    logits, state = score(context, state._replace(cache=cache), tokens, start)
     return logits, old[:, :, 1:], state.first, state
 
-  def score(env, state, tokens, start):
+  def score(context, state, tokens, start):
     nodes = jnp.concatenate([state.last[:, 1:], tokens[:, :-1]], axis=1)
     logits, cache = score_with_previous(
-        small, env, state.cache, state.last[:, 0], nodes, start, 'corrector')
+        small, context, state.cache, state.last[:, 0], nodes, start, 'corrector')
     return logits, state._replace(cache=cache)
 
   return distributions(
       init, begin, score, _update_model,
-      functools.partial(contract.check_sizes, small, 'corrector', contract.SHARED_SIZES))
+      functools.partial(contracts.check_sizes, small, 'corrector', contracts.SHARED_SIZES))
 
 
-def _update_model(env: DecodeContext, state: _ModelState, outcome: RoundResult) -> _ModelState:
+def _update_model(context: DecodeContext, state: _ModelState, result: RoundResult) -> _ModelState:
   length = state.nodes.shape[1] - 1
-  before = jnp.maximum(outcome.count - 2, 0)[:, None] + jnp.arange(2)
+  before = jnp.maximum(result.count - 2, 0)[:, None] + jnp.arange(2)
   return state._replace(
-      nodes=outcome.nodes[:, :length + 1], first=outcome.root,
-      last=jnp.take_along_axis(outcome.tokens, before, axis=1))
+      nodes=result.nodes[:, :length + 1], first=result.root,
+      last=jnp.take_along_axis(result.tokens, before, axis=1))
 
 
 # The decay of `corrected_features` for a network that has not learned its own; see `from_network`.
@@ -202,7 +202,7 @@ def from_network(network: Network, decay: float | None = None) -> Corrector:
   corrector = _NetworkCorrector(network, decay)
   return Corrector(
       corrector.init, corrector.begin, corrector.score, _update_network,
-      lambda outcome: _rows_first(outcome.features), corrector.correct,
+      lambda result: _rows_first(result.features), corrector.correct,
       feature_network.check(network))
 
 
@@ -213,15 +213,16 @@ class _NetworkCorrector:
   network: Network
   decay: float | None
 
-  def init(self, env: DecodeContext, condition: Condition, outcome: RoundResult,
+  def init(self, context: DecodeContext, condition: Condition, result: RoundResult,
            length: int) -> _NetworkState:
-    _, fresh = feature_network.init(self.network, length, 3 * length, env, condition, None, outcome)
-    last = _rows_first(outcome.features)[:, -1:]
-    return _NetworkState(fresh, jnp.repeat(outcome.tokens[:, :1], length, axis=1),
+    _, fresh = feature_network.init(
+        self.network, length, 3 * length, context, condition, None, result)
+    last = _rows_first(result.features)[:, -1:]
+    return _NetworkState(fresh, jnp.repeat(result.tokens[:, :1], length, axis=1),
                          jnp.repeat(last, length, axis=1), last)
 
-  def begin(self, env: DecodeContext, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
-            start: jax.Array) -> tuple[jax.Array, jax.Array, _NetworkState]:
+  def begin(self, context: DecodeContext, state: _NetworkState, tokens: jax.Array,
+            estimate: jax.Array, start: jax.Array) -> tuple[jax.Array, jax.Array, _NetworkState]:
     fresh, length = state.fresh, state.tokens.shape[1]
     count = fresh.fresh[:, None]
     # Three segments of entries: the committed tokens, the old window, and the new window without
@@ -232,8 +233,8 @@ class _NetworkCorrector:
     visible = (segment[:, None] == segment) & (step[:, None] >= step)
     is_committed = (segment == 0) & (step < count)
     visible = visible | ((segment == 2)[:, None] & is_committed[:, None])
-    features, cache = contract.step(
-        self.network, env.params, fresh.cache,
+    features, cache = contracts.step(
+        self.network, context.params, fresh.cache,
         jnp.concatenate([fresh.tokens, state.tokens, tokens[:, :-1]], axis=1),
         jnp.concatenate([fresh.features, _streams_first(
             jnp.concatenate([state.features, estimate[:, :-1]], axis=1))], axis=2),
@@ -245,31 +246,32 @@ class _NetworkCorrector:
     old = features[:, length + 1:2 * length + 1]
     return prediction, old, state._replace(fresh=fresh._replace(cache=cache), root=root)
 
-  def score(self, env: DecodeContext, state: _NetworkState, tokens: jax.Array, estimate: jax.Array,
-            start: jax.Array) -> tuple[jax.Array, _NetworkState]:
+  def score(self, context: DecodeContext, state: _NetworkState, tokens: jax.Array,
+            estimate: jax.Array, start: jax.Array) -> tuple[jax.Array, _NetworkState]:
     if (length := tokens.shape[1] - 1) == 0:
       return state.root, state
-    features, cache = contract.step(
-        self.network, env.params, state.fresh.cache, tokens[:, :-1],
+    features, cache = contracts.step(
+        self.network, context.params, state.fresh.cache, tokens[:, :-1],
         _streams_first(estimate[:, :-1]), start + 1, np.arange(length), np.tri(length, dtype=bool))
     prediction = jnp.concatenate([state.root, _rows_first(features)], axis=1)
     return prediction, state._replace(fresh=state.fresh._replace(cache=cache))
 
-  def correct(self, env: DecodeContext, prediction: jax.Array, old: jax.Array, stale: jax.Array,
+  def correct(self, context: DecodeContext, prediction: jax.Array, old: jax.Array, stale: jax.Array,
               has_stale: jax.Array, positions: jax.Array) -> tuple[jax.Array, jax.Array]:
     features = correct(
-        self.network, env.params, prediction, old, stale, has_stale[..., None, None], self.decay)
-    logits = contract.feature_logits(self.network, env.params, _streams_first(features))
-    return uncut(env, logits, positions), features
+        self.network, context.params, prediction, old, stale, has_stale[..., None, None],
+        self.decay)
+    logits = contracts.feature_logits(self.network, context.params, _streams_first(features))
+    return uncut(context, logits, positions), features
 
 
-def _update_network(env: DecodeContext, state: _NetworkState,
-                    outcome: RoundResult) -> _NetworkState:
+def _update_network(context: DecodeContext, state: _NetworkState,
+                    result: RoundResult) -> _NetworkState:
   length = state.tokens.shape[1]
-  _, fresh = feature_network.update(env, state.fresh, None, outcome)
+  _, fresh = feature_network.update(context, state.fresh, None, result)
   return state._replace(
-      fresh=fresh, tokens=outcome.nodes[:, 1:length + 1],
-      features=_rows_first(outcome.features)[:, :length])
+      fresh=fresh, tokens=result.nodes[:, 1:length + 1],
+      features=_rows_first(result.features)[:, :length])
 
 
 def correct(network: Network, params: Params, new: jax.Array, old: jax.Array, stale: jax.Array,

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import contract, warp as warp_lib
+from cspd_jax.core import contracts
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.decoding.base import Cache, DecodeContext, Draft, Drafter, Layout, Target
 from cspd_jax.decoding.tree import chain, check_size
 
@@ -37,21 +38,22 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
   check_part('draft_target', draft_target, Target)
   check_size('length', length, 1)
 
-  def init(env, condition, rng, outcome):
-    _, _, cache = contract.prefill(
-        draft_target, env.params, condition, env.target.num_tokens + length + 1, 'draft model')
-    return rng, ModelState(cache, outcome.tokens[:, 0])
+  def init(context, condition, rng, result):
+    _, _, cache = contracts.prefill(
+        draft_target, context.params, condition, context.target.num_tokens + length + 1,
+        'draft model')
+    return rng, ModelState(cache, result.tokens[:, 0])
 
-  def propose(env, state, rng, root, start):
-    draw_rows = env.rowwise(lambda rng, position, probs: (
-        rng.draw_at(position[None], probs) if env.seed_exact else rng.draw(probs))[0])
+  def propose(context, state, rng, root, start):
+    draw_rows = context.rowwise(lambda rng, position, probs: (
+        rng.draw_at(position[None], probs) if context.seed_exact else rng.draw(probs))[0])
 
-    sampling = env.sampling
+    sampling = context.sampling
     if draft_target.num_streams == 1:  # Without a null condition there is no guidance.
       sampling = sampling._replace(guidance_scale=1.0)
 
     def draw(rng, logits, at):
-      forced = contract.forced_tokens(env.target, at[:, None])
+      forced = contracts.forced_tokens(context.target, at[:, None])
       probs = warp_lib.probabilities(logits[:, :, None], sampling, at[:, None], forced)
       rng, token = draw_rows(rng, at, probs)
       return rng, (token, probs[:, 0])
@@ -59,28 +61,28 @@ def model(draft_target: Target, length: int = 4) -> Drafter:
     def step(carry, _):
       rng, cache, logits, at = carry
       rng, drawn = draw(rng, logits, at)
-      logits, _, cache = contract.score(
-          draft_target, env.params, cache, drawn[0][:, None], at, chain(0), 'draft model')
+      logits, _, cache = contracts.score(
+          draft_target, context.params, cache, drawn[0][:, None], at, chain(0), 'draft model')
       return (rng, cache, logits[:, :, 0], at + 1), drawn
 
-    logits, cache = score_with_previous(draft_target, env, state.cache, state.previous,
+    logits, cache = score_with_previous(draft_target, context, state.cache, state.previous,
                                         root[:, None], start, 'draft model')
     carry = (rng, cache, logits[:, :, 0], start + 1)
     (rng, cache, logits, at), drawn = jax.lax.scan(step, carry, length=length - 1)
     rng, last = draw(rng, logits, at)  # No forward pass follows the last token.
     tokens, probs = (jnp.concatenate([first, final[None]]).swapaxes(0, 1)
                      for first, final in zip(drawn, last))
-    return rng, state._replace(cache=cache), Draft(tokens, probs if env.needs_probs else None)
+    return rng, state._replace(cache=cache), Draft(tokens, probs if context.needs_probs else None)
 
   return Drafter(
       layout=Layout(chain(length), (0,) + tuple(range(length)), (-1,) * (length + 1)),
       init=init, propose=propose, update=_update,
-      check=functools.partial(contract.check_sizes, draft_target, 'draft model',
-                              contract.SHARED_SIZES),
+      check=functools.partial(contracts.check_sizes, draft_target, 'draft model',
+                              contracts.SHARED_SIZES),
       reuses_drafts=False)
 
 
-def score_with_previous(small: Target, env: DecodeContext, cache: Cache, previous: jax.Array,
+def score_with_previous(small: Target, context: DecodeContext, cache: Cache, previous: jax.Array,
                         nodes: jax.Array, start: jax.Array, owner: str) -> tuple[jax.Array, Cache]:
   """Scores a chain `[B, n]`, the root first, and the committed token `previous` `[B]` before it.
 
@@ -90,12 +92,12 @@ def score_with_previous(small: Target, env: DecodeContext, cache: Cache, previou
   first = (start == 0)[:, None]
   tokens = jnp.where(first, jnp.pad(nodes, ((0, 0), (0, 1))),
                      jnp.concatenate([previous[:, None], nodes], axis=1))
-  logits, _, cache = contract.score(small, env.params, cache, tokens, jnp.maximum(start - 1, 0),
-                                    chain(nodes.shape[1]), owner)
+  logits, _, cache = contracts.score(
+      small, context.params, cache, tokens, jnp.maximum(start - 1, 0), chain(nodes.shape[1]), owner)
   return jnp.where(first[..., None], logits[:, :, :-1], logits[:, :, 1:]), cache
 
 
-def _update(env, state, rng, outcome):
-  before = jnp.maximum(outcome.count - 2, 0)[:, None]
-  previous = jnp.take_along_axis(outcome.tokens, before, axis=1)[:, 0]
+def _update(context, state, rng, result):
+  before = jnp.maximum(result.count - 2, 0)[:, None]
+  previous = jnp.take_along_axis(result.tokens, before, axis=1)[:, 0]
   return rng, state._replace(previous=previous)

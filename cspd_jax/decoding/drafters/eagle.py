@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields, rows
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import contract, row_random
+from cspd_jax.core import contracts, fields, rows
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import row_random
 from cspd_jax.decoding.base import DRAWS, DecodeContext, Draft, Drafter, Layout
 from cspd_jax.decoding.drafters import feature_network, siblings
 from cspd_jax.decoding.drafters.feature_network import Network
@@ -41,28 +41,28 @@ def eagle(network: Network, tree: Tree = EAGLE, draws: str = 'distinct') -> Draf
   order = np.argsort(np.concatenate(children))
   probs_rows = (0,) + tuple(row_of[parent] for parent in tree.parents[1:])
 
-  def propose(env, state, rng, root, start):
+  def propose(context, state, rng, root, start):
     del root  # It is the last of the state's tokens.
-    features, cache = feature_network.catch_up(env, network, state, start)
+    features, cache = feature_network.catch_up(context, network, state, start)
     tokens, probs = [], []
     for depth, nodes in enumerate(levels):
       positions = jnp.broadcast_to(start[:, None] + 1 + depth, (start.shape[0], len(nodes)))
-      logits = contract.feature_logits(network, env.params, features)
-      distribution = siblings.probabilities(env, logits, positions)
+      logits = contracts.feature_logits(network, context.params, features)
+      distribution = siblings.probabilities(context, logits, positions)
       parent, rank = np.nonzero(tree.children[nodes] > 0)
       rng, candidates, level_probs = siblings.choose(
-          env, rng, distribution, positions, int(rank.max()) + 1, draws)
+          context, rng, distribution, positions, int(rank.max()) + 1, draws)
       probs.append(level_probs)
       tokens.append(candidates[:, parent, rank])
       if depth + 1 < len(levels):
         nodes_below, before = levels[depth + 1], sum(map(len, levels[1:depth + 2]))
         above = np.searchsorted(nodes, np.asarray(tree.parents)[nodes_below])
         among = np.nonzero(nodes_below[:, None] == children[depth])[1]
-        features, cache = contract.step(
-            network, env.params, cache, jnp.maximum(tokens[depth][:, among], 0),
+        features, cache = contracts.step(
+            network, context.params, cache, jnp.maximum(tokens[depth][:, among], 0),
             features[:, :, above], start + 1, np.full(len(nodes_below), depth),
             tree.ancestors[np.ix_(nodes_below, inner[1:before + 1])])
-    recorded = jnp.concatenate(probs, axis=1) if env.needs_probs and draws != 'fixed' else None
+    recorded = jnp.concatenate(probs, axis=1) if context.needs_probs and draws != 'fixed' else None
     return rng, state._replace(cache=cache), Draft(
         jnp.concatenate(tokens, axis=1)[:, order], recorded)
 
@@ -92,11 +92,11 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
   _check_sizes(num_nodes, width, depth)
   budget = Budget(num_nodes, depth, width)
 
-  def propose(env, state, rng, root, start):
+  def propose(context, state, rng, root, start):
     batch = start.shape[0]
-    features, cache = feature_network.catch_up(env, network, state, start)
-    logits = contract.feature_logits(network, env.params, features)
-    tokens, scores = _children(env, logits, jnp.zeros((batch, 1)), start, 0, width)
+    features, cache = feature_network.catch_up(context, network, state, start)
+    logits = contracts.feature_logits(network, context.params, features)
+    tokens, scores = _children(context, logits, jnp.zeros((batch, 1)), start, 0, width)
     pool_tokens, pool_scores = [tokens[:, 0]], [scores[:, 0]]
     pool_parents = [jnp.full((batch, width), -1, jnp.int32)]
     beam = jnp.broadcast_to(jnp.arange(width), (batch, width))  # Indices into the pool.
@@ -105,11 +105,11 @@ def eagle2(network: Network, num_nodes: int = 58, width: int = 10, depth: int = 
     for level in range(1, depth):
       token, score = (rows.take(jnp.concatenate(x, axis=1), beam)
                       for x in (pool_tokens, pool_scores))
-      features, cache = contract.step(
-          network, env.params, cache, jnp.maximum(token, 0), features, start + 1,
+      features, cache = contracts.step(
+          network, context.params, cache, jnp.maximum(token, 0), features, start + 1,
           np.full(width, level - 1), visible)
-      logits = contract.feature_logits(network, env.params, features)
-      tokens, scores = _children(env, logits, score, start, level, width)
+      logits = contracts.feature_logits(network, context.params, features)
+      tokens, scores = _children(context, logits, score, start, level, width)
       before = sum(x.shape[1] for x in pool_tokens)
       pool_tokens.append(tokens.reshape(batch, -1))
       pool_scores.append(scores.reshape(batch, -1))
@@ -141,11 +141,11 @@ def _check_sizes(num_nodes: int, width: int, depth: int) -> None:
         'tokens; use fewer nodes or a larger beam.')
 
 
-def _children(env: DecodeContext, logits: jax.Array, score: jax.Array, start: jax.Array, level: int,
-              width: int) -> tuple[jax.Array, jax.Array]:
+def _children(context: DecodeContext, logits: jax.Array, score: jax.Array, start: jax.Array,
+              level: int, width: int) -> tuple[jax.Array, jax.Array]:
   """Tokens and scores `[B, n, width]` of the best children of nodes with `score` `[B, n]`."""
   positions = jnp.broadcast_to(start[:, None] + 1 + level, score.shape)
-  distribution = siblings.probabilities(env, logits, positions)
+  distribution = siblings.probabilities(context, logits, positions)
   tokens = row_random.winners(distribution, width)
   mass = jnp.take_along_axis(distribution, jnp.maximum(tokens, 0), axis=2)
   # Rounding may put a probability above 1; a child must never score above its parent.

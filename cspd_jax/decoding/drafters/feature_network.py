@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.decoding import contract
+from cspd_jax.core import contracts
 from cspd_jax.decoding.base import (
   Cache,
   Condition,
@@ -69,45 +69,45 @@ class NetworkState(NamedTuple):
 def check(network: Network) -> Callable[[Target], None]:
   """Returns a check that the network has a target's vocabulary and image length."""
   return functools.partial(
-      contract.check_sizes, network, 'drafting network', ('vocab_size', 'num_tokens'))
+      contracts.check_sizes, network, 'drafting network', ('vocab_size', 'num_tokens'))
 
 
-def init(network: Network, max_depth: int, tree_slots: int, env: DecodeContext,
-         condition: Condition, rng: RngState, outcome: RoundResult
+def init(network: Network, max_depth: int, tree_slots: int, context: DecodeContext,
+         condition: Condition, rng: RngState, result: RoundResult
          ) -> tuple[RngState, NetworkState]:
   """The state after the prefill, with `tree_slots` slots for the nodes of a tree."""
-  features = contract.check_features(outcome.features, env.params)
-  slots = env.target.num_tokens + max(max_depth, tree_slots) + 1
-  cache = network.prefill(env.params, condition, features, slots)
+  features = contracts.check_features(result.features, context.params)
+  slots = context.target.num_tokens + max(max_depth, tree_slots) + 1
+  cache = network.prefill(context.params, condition, features, slots)
   room = ((0, 0), (0, 0), (0, max_depth), (0, 0))
   return rng, NetworkState(
-      cache, tokens=jnp.pad(outcome.tokens[:, :1], room[1:3]),
+      cache, tokens=jnp.pad(result.tokens[:, :1], room[1:3]),
       features=jnp.pad(features[:, :, -1:], room),
-      fresh=jnp.ones_like(outcome.count))
+      fresh=jnp.ones_like(result.count))
 
 
-def catch_up(env: DecodeContext, network: Network, state: NetworkState,
+def catch_up(context: DecodeContext, network: Network, state: NetworkState,
              start: jax.Array) -> tuple[jax.Array, Cache]:
   """Reads the tokens that the last round committed; `start` `[B]` is the root's position.
 
   Returns the features after the root, `[S, B, 1, F]`, and the cache with these tokens in it.
   """
   length = state.tokens.shape[1]
-  features, cache = contract.step(
-      network, env.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
+  features, cache = contracts.step(
+      network, context.params, state.cache, state.tokens, state.features, start + 1 - state.fresh,
       np.arange(length), np.tri(length, dtype=bool))
   last = jnp.maximum(state.fresh - 1, 0)[None, :, None, None]
   return jnp.take_along_axis(features, last, axis=2), cache
 
 
-def update(env: DecodeContext, state: NetworkState, rng: RngState,
-           outcome: RoundResult) -> tuple[RngState, NetworkState]:
+def update(context: DecodeContext, state: NetworkState, rng: RngState,
+           result: RoundResult) -> tuple[RngState, NetworkState]:
   """Stores the target's features along the accepted path."""
-  first = outcome.root + 1
+  first = result.root + 1
   numbers = first[:, None] + jnp.arange(state.tokens.shape[1])
-  last = outcome.tokens.shape[1] - 1
+  last = result.tokens.shape[1] - 1
   return rng, NetworkState(
       state.cache,
-      tokens=jnp.take_along_axis(outcome.tokens, jnp.minimum(numbers, last), axis=1),
-      features=jnp.take_along_axis(outcome.features, outcome.path[None, :, :, None], axis=2),
-      fresh=outcome.accepted + 1)
+      tokens=jnp.take_along_axis(result.tokens, jnp.minimum(numbers, last), axis=1),
+      features=jnp.take_along_axis(result.features, result.path[None, :, :, None], axis=2),
+      fresh=result.accepted + 1)

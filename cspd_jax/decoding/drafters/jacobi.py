@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import fields
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import accept, contract
+from cspd_jax.core import contracts, fields
+from cspd_jax.core.contracts import check_part
+from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import DecodeContext, Draft, Drafter, Layout, Rng, RoundResult, Target
 from cspd_jax.decoding.tree import Tree, chain, check_size
 
@@ -93,27 +93,27 @@ def _window(window: int, coupling: Coupling, kind: str, tree: Tree | None) -> Dr
   fields.check_choice('initialization', kind, KINDS + SMALL_KINDS)
   check_tree(window, tree)
 
-  def init(env, condition, rng, outcome):
-    batch, extent = outcome.tokens.shape
-    dtype, vocab = outcome.probs.dtype, env.target.vocab_size
+  def init(context, condition, rng, result):
+    batch, extent = result.tokens.shape
+    dtype, vocab = result.probs.dtype, context.target.vocab_size
     length = tree.main_length
     history = None
     if _stores_history(kind):
-      history = jnp.zeros((batch, extent + length, vocab), dtype).at[:, 0].set(outcome.probs[:, 0])
+      history = jnp.zeros((batch, extent + length, vocab), dtype).at[:, 0].set(result.probs[:, 0])
 
     def row(rng, *args):
       # No draft is carried over: every position after token 0 is fresh.
       none = jnp.zeros((length + 1,), jnp.int32), jnp.zeros((length + 1, vocab), dtype)
-      return _fill(rng, env, tree, coupling, kind, none, length + 1, *args)
+      return _fill(rng, context, tree, coupling, kind, none, length + 1, *args)
 
-    return env.rowwise(row)(rng, outcome.probs[:, 0], outcome.tokens, outcome.count, history)
+    return context.rowwise(row)(rng, result.probs[:, 0], result.tokens, result.count, history)
 
-  def propose(env, state, rng, root, start):
+  def propose(context, state, rng, root, start):
     return rng, state, Draft(jnp.concatenate([state.tokens, state.side], axis=1), state.probs)
 
-  def update(env, state, rng, outcome):
-    row = functools.partial(_update_row, env=env, tree=tree, coupling=coupling, kind=kind)
-    return env.rowwise(row)(rng, state, outcome._replace(features=None))
+  def update(context, state, rng, result):
+    row = functools.partial(_update_row, context=context, tree=tree, coupling=coupling, kind=kind)
+    return context.rowwise(row)(rng, state, result._replace(features=None))
 
   def check(target):
     check_length(window, tree, target)
@@ -140,16 +140,17 @@ def ancestral(window: int = 1) -> Drafter:
   check_size('window', window, 1)
   tree = chain(window - 1)
 
-  def propose(env, state, rng, root, start):
-    batch, vocab = root.shape[0], env.target.vocab_size
-    probs = jnp.zeros((batch, min(window - 1, 1), vocab), jnp.float32) if env.needs_probs else None
+  def propose(context, state, rng, root, start):
+    batch, vocab = root.shape[0], context.target.vocab_size
+    shape = batch, min(window - 1, 1), vocab
+    probs = jnp.zeros(shape, jnp.float32) if context.needs_probs else None
     return rng, state, Draft(jnp.full((batch, window - 1), -1, jnp.int32), probs)
 
   return Drafter(
       layout=Layout(tree, (0,) * window, (-1,) * window),
-      init=lambda env, condition, rng, outcome: (rng, ()),
+      init=lambda context, condition, rng, result: (rng, ()),
       propose=propose,
-      update=lambda env, state, rng, outcome: (rng, state),
+      update=lambda context, state, rng, result: (rng, state),
       check=functools.partial(check_length, window, tree), reuses_drafts=False)
 
 
@@ -187,28 +188,28 @@ def layout(tree: Tree) -> Layout:
       tuple(int(node) for node in leaf_candidate))
 
 
-def _update_row(rng: Rng, state: JacobiState, outcome: RoundResult, env: DecodeContext, tree: Tree,
-                coupling: Coupling, kind: str) -> JacobiState:
+def _update_row(rng: Rng, state: JacobiState, result: RoundResult, context: DecodeContext,
+                tree: Tree, coupling: Coupling, kind: str) -> JacobiState:
   """The drafts of one row for the next round."""
-  first = outcome.root + 1  # The position after the root.
-  tokens, probs = _couple(rng, state, outcome, first, tree.main_length, coupling)
+  first = result.root + 1  # The position after the root.
+  tokens, probs = _couple(rng, state, result, first, tree.main_length, coupling)
   history = state.history
   if history is not None:
     history = jax.lax.dynamic_update_slice_in_dim(history, probs, first, 0)
   return _fill(
-      rng, env, tree, coupling, kind, (tokens, probs), outcome.accepted + 1,
-      outcome.probs[outcome.verdict.node], outcome.tokens, outcome.count, history)
+      rng, context, tree, coupling, kind, (tokens, probs), result.accepted + 1,
+      result.probs[result.verdict.node], result.tokens, result.count, history)
 
 
-def _couple(rng: Rng, state: JacobiState, outcome: RoundResult, first: jax.Array, length: int,
+def _couple(rng: Rng, state: JacobiState, result: RoundResult, first: jax.Array, length: int,
             coupling: Coupling) -> tuple[jax.Array, jax.Array]:
   """Tokens `[L + 1]` for the positions after the root, and what each was drawn from `[L + 1, V]`.
 
   These are the target's distributions of this round, or with a threshold mixtures with the old.
   """
-  probs = outcome.probs[:length + 1]
-  if outcome.verdict.samples is not None:  # The verifier has drawn them already.
-    return outcome.verdict.samples[:length + 1], probs
+  probs = result.probs[:length + 1]
+  if result.verdict.samples is not None:  # The verifier has drawn them already.
+    return result.verdict.samples[:length + 1], probs
   if coupling == 'independent':
     return rng.draw(probs), probs
   if coupling == 'gumbel':
@@ -258,7 +259,7 @@ def reused(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array, 
           jnp.concatenate([recorded, new_probs[length:]]))
 
 
-def _fill(rng: Rng, env: DecodeContext, tree: Tree, coupling: Coupling, kind: str,
+def _fill(rng: Rng, context: DecodeContext, tree: Tree, coupling: Coupling, kind: str,
           drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
           count: jax.Array, history: jax.Array | None) -> JacobiState:
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
@@ -281,8 +282,8 @@ def _fill(rng: Rng, env: DecodeContext, tree: Tree, coupling: Coupling, kind: st
     at = jnp.clip(num_carried - 1, 0, length - 1)
     fresh_tokens, fresh_probs = _fresh(
         rng, kind, positions, count + num_carried - 1,
-        jnp.where(num_carried > 0, probs[at], last_probs), image, history, env.target)
-    forced = contract.forced_tokens(env.target, positions)
+        jnp.where(num_carried > 0, probs[at], last_probs), image, history, context.target)
+    forced = contracts.forced_tokens(context.target, positions)
     if forced is not None:
       fresh_tokens = jnp.where(forced < 0, fresh_tokens, forced)
       fresh_probs = jnp.where(
@@ -291,7 +292,7 @@ def _fill(rng: Rng, env: DecodeContext, tree: Tree, coupling: Coupling, kind: st
     probs = jnp.where(is_fresh[:, None], fresh_probs, probs)
 
   side = side_tokens(rng, tree, coupling, tokens, probs, positions, is_fresh)
-  return JacobiState(tokens, probs if env.needs_probs else None, side, history)
+  return JacobiState(tokens, probs if context.needs_probs else None, side, history)
 
 
 def side_tokens(rng: Rng, tree: Tree, coupling: Coupling, tokens: jax.Array, probs: jax.Array,
@@ -330,7 +331,8 @@ def _fresh(rng: Rng, kind: str, positions: jax.Array, last: jax.Array, last_prob
   if kind == 'uniform':
     return tokens, probs
 
-  if kind.endswith('left'):
+  how, neighbour = kind.split('-')
+  if neighbour == 'left':
     has_neighbour = positions // target.row_width == last // target.row_width
     near_tokens = jnp.broadcast_to(image[last], (length,))
     near_probs = jnp.broadcast_to(last_probs, probs.shape)
@@ -341,7 +343,7 @@ def _fresh(rng: Rng, kind: str, positions: jax.Array, last: jax.Array, last_prob
     source = jnp.clip(source, 0, image.shape[0] - 1)
     near_tokens = image[source]
     near_probs = None if history is None else history[source]
-  if kind.startswith('repeat'):
+  if how == 'repeat':
     near_probs = jax.nn.one_hot(near_tokens, vocab_size, dtype=probs.dtype)
   else:
     near_tokens = rng.draw(near_probs)

@@ -7,9 +7,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import fields
-from cspd_jax.core.returned import check_part
-from cspd_jax.decoding import contract
+from cspd_jax.core import contracts, fields
+from cspd_jax.core.contracts import check_part
 from cspd_jax.decoding.base import DRAWS, Draft, Drafter, Layout, Params
 from cspd_jax.decoding.drafters import siblings
 from cspd_jax.decoding.tree import Tree, chain
@@ -57,21 +56,22 @@ def medusa(heads: Heads, tree: Tree | None = None, draws: str = 'distinct',
         f'{heads.num_heads}.')
   depth, rank = tree.depth[1:], tree.rank[1:]
 
-  def init(env, condition, rng, outcome):
-    return rng, contract.check_features(outcome.features, env.params)[:, :, -1]
+  def init(context, condition, rng, result):
+    return rng, contracts.check_features(result.features, context.params)[:, :, -1]
 
-  def propose(env, state, rng, root, start):
-    logits = contract.head_logits(heads, env.params, state)[:, :, :tree.max_depth]
+  def propose(context, state, rng, root, start):
+    logits = contracts.head_logits(heads, context.params, state)[:, :, :tree.max_depth]
     positions = start[:, None] + 1 + jnp.arange(tree.max_depth)
-    probs = siblings.probabilities(env, logits, positions)
-    rng, tokens, recorded = siblings.choose(env, rng, probs, positions, int(rank.max()) + 1, draws)
-    return rng, state, Draft(tokens[:, depth - 1, rank], recorded if env.needs_probs else None)
+    probs = siblings.probabilities(context, logits, positions)
+    rng, tokens, recorded = siblings.choose(
+        context, rng, probs, positions, int(rank.max()) + 1, draws)
+    return rng, state, Draft(tokens[:, depth - 1, rank], recorded if context.needs_probs else None)
 
-  def update(env, state, rng, outcome):
-    node = outcome.verdict.node[None, :, None, None]
-    return rng, jnp.take_along_axis(outcome.features, node, axis=2)[:, :, 0]
+  def update(context, state, rng, result):
+    node = result.verdict.node[None, :, None, None]
+    return rng, jnp.take_along_axis(result.features, node, axis=2)[:, :, 0]
 
   return Drafter(
       Layout(tree, (0,) + tuple(int(d) - 1 for d in depth), (-1,) * (tree.num_nodes + 1), draws),
       init=init, propose=propose, update=update, reuses_drafts=False,
-      check=functools.partial(contract.check_sizes, heads, 'heads', ('vocab_size',)))
+      check=functools.partial(contracts.check_sizes, heads, 'heads', ('vocab_size',)))

@@ -1,13 +1,14 @@
-"""Contexts: which tokens the target sees when it scores the positions of a round."""
+"""Visibilities: which tokens the target sees when it scores the positions of a round."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.continuous import contract, head as head_lib
-from cspd_jax.continuous.base import Condition, Context, DecodeContext, Params, Target
+from cspd_jax.continuous import head as head_lib
+from cspd_jax.continuous.base import Condition, DecodeContext, Params, Target, Visibility
 from cspd_jax.continuous.span import Span
+from cspd_jax.core import contracts
 
 
 def true_contexts(target: Target, params: Params, condition: Condition, tokens: jax.Array,
@@ -25,7 +26,7 @@ def true_contexts(target: Target, params: Params, condition: Condition, tokens: 
   visible = rank_of_position[:, None] < ranks[:, :, None]
   if missing is not None:
     visible &= ~missing[:, None]
-  z = contract.transform(target, params, jax.tree.map(wide, condition), wide(tokens),
+  z = contracts.transform(target, params, jax.tree.map(wide, condition), wide(tokens),
                          visible.reshape(-1, rank_of_position.shape[1]))
   picked = head_lib.pick(z, positions[:, :num].reshape(-1, 1))
   picked = picked.reshape(z.shape[0], num_rows, num, -1)
@@ -39,37 +40,38 @@ def causal_contexts(target: Target, params: Params, condition: Condition, tokens
                     ) -> jax.Array:
   """Returns the output `[S, B, T, D]` of a causal transformer for all tokens `[B, T, C]`."""
   num_rows, size = tokens.shape[:2]
-  first, cache = contract.prefill(target, params, condition, size)
-  z, _ = contract.score(target, params, cache, tokens, jnp.zeros(num_rows, jnp.int32))
+  first, cache = contracts.cached_prefill(target, params, condition, size)
+  z, _ = contracts.cached_score(target, params, cache, tokens, jnp.zeros(num_rows, jnp.int32))
   return jnp.concatenate([first[:, :, None].astype(z.dtype), z[:, :, :-1]], axis=2)
 
 
-def true_window(window: int | None = None) -> Context:
-  """Returns a context in which tokens see all tokens of earlier steps, drafts included.
+def true_window(window: int | None = None) -> Visibility:
+  """Returns a visibility in which tokens see all tokens of earlier steps, drafts included.
 
   One pass of the target per token. Tokens of a round behind the first `window` are drawn ahead:
   they see what the last of these sees, so that they need no pass of their own, and cannot be final.
   """
-  def transform(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
+  def transform(context: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
                 cache: Any) -> tuple[jax.Array, Any]:
-    z = true_contexts(env.target, env.params, env.condition, tokens, span.rank_of_position,
-                      span.begin[:, :window], span.positions, missing)
+    z = true_contexts(
+        context.target, context.params, context.condition, tokens, span.rank_of_position,
+        span.begin[:, :window], span.positions, missing)
     return z, cache
 
   passes = lambda span: span.size if window is None else jnp.minimum(span.size, window)
-  return Context('true', transform, passes, lambda width: min(width, window or width))
+  return Visibility('true', transform, passes, lambda width: min(width, window or width))
 
 
-def _block(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
-           ) -> tuple[jax.Array, Any]:
+def _block(context: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
+           cache: Any) -> tuple[jax.Array, Any]:
   del missing  # The drafts of the round are not visible.
-  z = contract.transform(env.target, env.params, env.condition, tokens,
+  z = contracts.transform(context.target, context.params, context.condition, tokens,
                          span.rank_of_position < span.count[:, None])
   return head_lib.pick(z, span.positions), cache
 
 
-def _cached(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None, cache: Any
-            ) -> tuple[jax.Array, Any]:
+def _cached(context: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Array | None,
+            cache: Any) -> tuple[jax.Array, Any]:
   del missing  # A causal model reads whatever is there.
   first, layers = cache
   width = span.ranks.shape[1]
@@ -77,7 +79,7 @@ def _cached(env: DecodeContext, span: Span, tokens: jax.Array, missing: jax.Arra
   start = jnp.maximum(span.count - 1, 0)
   index = jnp.minimum(start[:, None] + jnp.arange(width), tokens.shape[1] - 1)
   scored = jnp.take_along_axis(tokens, index[:, :, None], axis=1)
-  z, layers = contract.score(env.target, env.params, layers, scored, start)
+  z, layers = contracts.cached_score(context.target, context.params, layers, scored, start)
   z = jnp.concatenate([first[:, :, None].astype(z.dtype), z], axis=2)
   z = head_lib.pick(z, (span.count > 0)[:, None] + jnp.arange(width))
   return z, (first, layers)
@@ -89,6 +91,6 @@ def _one(span: Span) -> jax.Array:
 
 TRUE = true_window()
 # All tokens see those committed before the round; one pass of the target.
-BLOCK = Context('block', _block, _one)
+BLOCK = Visibility('block', _block, _one)
 # Every token of a causal model sees all tokens before it, drafts included; one pass of the target.
-CACHED = Context('cached', _cached, _one, lambda width: width)
+CACHED = Visibility('cached', _cached, _one, lambda width: width)
