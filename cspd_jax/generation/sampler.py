@@ -165,6 +165,10 @@ class Sampler:
   def _guarantee(self) -> Guarantee:
     return self.model.engine.guarantee(self.decoder)
 
+  @functools.cached_property
+  def _precision(self) -> dict[str, str]:
+    return memory.precision(self.model)
+
   @property
   def params(self) -> Any:
     """The parameters of the target."""
@@ -341,7 +345,7 @@ class Sampler:
         round_of_cell=model.cells(fixed), prefix_length=length, prompts=images.titles,
         seeds=images.seeds, decoder=self.text, guarantee=self.guarantee,
         sampling=images.recorded, model=model.name, grid=model.grid,
-        precision=memory.precision(model), labels=condition.tolist() if is_class else None,
+        precision=self._precision, labels=condition.tolist() if is_class else None,
         numbers=range(len(tokens)), unknown_words=images.unknown_words)
 
   def __repr__(self) -> str:
