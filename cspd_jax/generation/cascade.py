@@ -110,6 +110,7 @@ class Cascade:
     The tokens of the prior come first, with `Partial.is_prior`. The arguments are those of
     `Model.stream` and of `sampler`.
     """
+    decode.check_stream(every, options)
     if are_tokens(prompts):
       _check_unused(options.pop('prior', _NO_OPTIONS), options.get('decoder'))
       return self.second.stream(prompts, seed=seed, prefix=prefix, rows=rows, every=every,

@@ -4,7 +4,7 @@ A sampler says what is compiled; these functions run it. All of them give an ima
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -81,6 +81,15 @@ def in_slots(images: Images) -> Iterator[tuple[np.ndarray, Any]]:
   """
   for group in images.sampler.refilled(images):
     yield group.image, images.sampler.check_result(images.pick(group.image), group.decoded)
+
+
+def check_stream(every: Any, options: Mapping[str, Any]) -> None:
+  """Raises ValueError for arguments of `Model.stream` that are not supported."""
+  if not isinstance(every, (int, np.integer)) or every < 1:
+    raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')
+  if 'batch_size' in options:
+    raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
+                     'decoded at once; leave it out.')
 
 
 def stream(images: Images, every: int, progress: bool = False) -> Iterator['Partial']:

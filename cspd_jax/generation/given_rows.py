@@ -4,6 +4,7 @@ import os
 import pathlib
 from typing import Any
 
+import jax
 import numpy as np
 from PIL import Image, ImageOps
 
@@ -61,6 +62,28 @@ def tokens(model: Any, prefix: Any, rows: int | None, count: int) -> np.ndarray:
     raise ValueError(f'prefix has {len(result)} images for {count} prompts; pass one for all, or '
                      'one for each.')
   return np.broadcast_to(result, (count, result.shape[1]))
+
+
+def checked(model: Any, tokens: Any) -> np.ndarray:
+  """Returns the prefix of `Model.with_prefix`; raises ValueError for tokens that cannot be one."""
+  prefix = np.asarray(tokens)
+  if model.prefix is not None:
+    raise ValueError(f'model {model.name!r} has a prefix of {model.prefix_length} tokens; call '
+                     'with_prefix of the model without one.')
+  if prefix.ndim not in (1, 2) or not np.issubdtype(prefix.dtype, np.integer):
+    raise ValueError(f'tokens is {prefix.dtype}{list(prefix.shape)}; it must be whole numbers, '
+                     '[P] or [B, P].')
+  prefix_lib.check_length(prefix.shape[-1], model.num_tokens, row_width(model))
+  return prefix_lib.narrow(prefix)
+
+
+def condition(prefix: np.ndarray, whole: Any) -> prefix_lib.Prefixed:
+  """Returns the condition `whole` of images with their prefix; ValueError for other numbers."""
+  count = len(jax.tree.leaves(whole)[0])
+  if prefix.ndim == 2 and len(prefix) not in (1, count):
+    raise ValueError(f'prefix has {len(prefix)} images for {count} prompts; pass one for all, or '
+                     'one for each.')
+  return prefix_lib.Prefixed(whole, np.broadcast_to(prefix, (count, prefix.shape[-1])))
 
 
 def _tokens_of_images(model: Any, images: np.ndarray) -> np.ndarray:

@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import guesses, programs as programs_lib, progress as progress_lib
+from cspd_jax.core import guesses, progress as progress_lib
 from cspd_jax.core.batches import Progress
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
@@ -31,7 +31,7 @@ from cspd_jax.core.table import SOURCES, Resources
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.files import matrices
-from cspd_jax.generation import decode, given_rows, prompts as prompts_lib
+from cspd_jax.generation import decode, given_rows, pixels as pixels_lib, prompts as prompts_lib
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.engines import AnyDecoder, Engine
 from cspd_jax.generation.images import Images, warn
@@ -182,29 +182,17 @@ class Model:
              raw_log_probs: bool = False, **options: Any) -> Iterator[Partial]:
     """Generates images and yields, after the prefill and every few rounds, what is committed.
 
-    The tokens and errors are those of `generate`, in one batch.
+    The tokens, arguments and errors are those of `generate`, in one batch.
 
     Args:
-      prompts: a prompt, a list, or the `pathlib.Path` of a file with one prompt per line;
-        `model.prompts` if None.
-      seed: an integer, under which the images are numbered, or one integer per image.
-      decoder: a specification; the model's default for the device and the number of images if None.
-      prefix: the first rows of the images, which are then completed; see `generate`.
-      rows: how many rows of tokens of `prefix` are used.
       every: rounds between two results; the last one always has the complete images.
       progress: whether a line on stderr says what is compiled once that takes more than five
         seconds.
-      raw_log_probs: whether the result has `Generated.raw_log_probs`; discrete tokens only.
-      **options: sampling options, and parameters that the specification leaves open.
 
     Yields:
       The state of all images.
     """
-    if not isinstance(every, (int, np.integer)) or every < 1:
-      raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')
-    if 'batch_size' in options:
-      raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
-                       'decoded at once; leave it out.')
+    decode.check_stream(every, options)
     model = self._given(prefix, rows, prompts)
     listed = model._listed(prompts)
     sampler = model._sampler(decoder, model._count(listed), None, raw_log_probs, options)
@@ -352,18 +340,7 @@ class Model:
     """
     with jax.ensure_compile_time_eval():  # Prompts are no tracers, in a function under `jit` too.
       condition = self.conditions.encode(prompts_lib.listed(prompts))
-    return condition if self.prefix is None else self._prefixed(condition)
-
-  def _prefixed(self, condition: Any) -> Any:
-    """Returns a condition with the prefix, if there is one."""
-    if self.prefix is None:
-      return condition
-    count = len(jax.tree.leaves(condition)[0])
-    if self.prefix.ndim == 2 and len(self.prefix) not in (1, count):
-      raise ValueError(f'prefix has {len(self.prefix)} images for {count} prompts; pass one for '
-                       'all, or one for each.')
-    return prefix_lib.Prefixed(
-        condition, np.broadcast_to(self.prefix, (count, self.prefix_length)))
+    return condition if self.prefix is None else given_rows.condition(self.prefix, condition)
 
   def cells(self, values: np.ndarray) -> np.ndarray:
     """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
@@ -393,36 +370,10 @@ class Model:
     These are arrays by name with a leading axis `B`; see `parts.Handover`. Raises ValueError for
     models with an image tokenizer, whose `pixels` decodes them.
     """
-    if self.handover is None:
-      raise ValueError(f'model {self.name!r} is a {self.family!r} model, whose tokens no other '
-                       'program draws; decode them with pixels.')
-    return self.handover.arrays(np.asarray(tokens))
+    return pixels_lib.handed(self, tokens)
 
-  def check_pixels(self) -> None:
-    """Raises ValueError if tokens cannot become images, here or by another program."""
-    if self.tokenizer is None and self.handover is None:
-      raise ValueError(f'model {self.name!r} has no image tokenizer; load it with '
-                       'tokenizer=FOLDER.')
-
-  @functools.cached_property
-  def _encode(self) -> Callable[[jax.Array], jax.Array]:
-    """The tokenizer's compiled encoder with its parameters; raises ValueError without one."""
-    if self.tokenizer is None or self.tokenizer.encode is None:
-      raise ValueError(f'model {self.name!r} has no image tokenizer with an encoder; pass tokens '
-                       'instead of images.')
-    encode = programs_lib.jit_unless_traced(self.tokenizer.encode)
-    return functools.partial(encode, self.tokenizer.params)
-
-  @functools.cached_property
-  def _decode(self) -> Callable[[jax.Array], jax.Array]:
-    """The tokenizer's compiled decoder with its parameters; raises ValueError without one."""
-    if self.handover is not None:
-      raise ValueError(f'model {self.name!r} has no image tokenizer; another program draws the '
-                       f'pixels of its tokens: {self.handover.advice}.')
-    self.check_pixels()
-    assert self.tokenizer is not None
-    decode = programs_lib.jit_unless_traced(self.tokenizer.decode, label='the image tokenizer')
-    return functools.partial(decode, self.tokenizer.params)
+  _encode = functools.cached_property(pixels_lib.encoder)
+  _decode = functools.cached_property(pixels_lib.decoder)
 
   @functools.cached_property
   def codebook(self) -> np.ndarray | None:
@@ -506,17 +457,10 @@ class Model:
     `given_rows.tokens` returns them for pictures. Another number of them, and models of continuous
     tokens or with a prefix, raise ValueError.
     """
-    prefix = np.asarray(tokens)
-    if self.prefix is not None:
-      raise ValueError(f'model {self.name!r} has a prefix of {self.prefix_length} tokens; call '
-                       'with_prefix of the model without one.')
-    if prefix.ndim not in (1, 2) or not np.issubdtype(prefix.dtype, np.integer):
-      raise ValueError(f'tokens is {prefix.dtype}{list(prefix.shape)}; it must be whole numbers, '
-                       '[P] or [B, P].')
+    prefix = given_rows.checked(self, tokens)
     length = prefix.shape[-1]
-    prefix_lib.check_length(length, self.num_tokens, given_rows.row_width(self))
     return self._sharing(
-        prefix=prefix_lib.narrow(prefix),
+        prefix=prefix,
         build_target=lambda guided: prefix_lib.target(self.target(guided), length),
         drafts={name: part._replace(build=functools.partial(part.build, prefix_length=length))
                 for name, part in self.drafts.items()})

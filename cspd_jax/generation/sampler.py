@@ -17,7 +17,13 @@ from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.files import atomic
-from cspd_jax.generation import decode, memory, prompts as prompts_lib, results
+from cspd_jax.generation import (
+  decode,
+  memory,
+  pixels as pixels_lib,
+  prompts as prompts_lib,
+  results,
+)
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.engines import AnyDecoder, with_raw_log_probs
 from cspd_jax.generation.images import Images, warn
@@ -137,8 +143,8 @@ class Sampler:
         raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for '
                          f'each of {count} images.')
     self.decoder.check_condition(condition)
-    if pixels:
-      model.check_pixels()
+    if pixels and model.tokenizer is None:
+      pixels_lib.check(model)
     return Images(
         self, prompts, condition, titles,
         prompts_lib.unknown_words(model.conditions, prompts, count),

@@ -234,6 +234,13 @@ def test_streams_show_both_stages(model):
   assert result.metadata(1) == expected.metadata(1)
 
 
+@pytest.mark.parametrize('options, message', [
+    (dict(every=0), 'every is 0'), (dict(batch_size=2), 'batch_size is 2, but all images of a')])
+def test_a_stream_that_would_not_end_is_refused(model, options, message):
+  with pytest.raises(ValueError, match=message):
+    model.stream(list(NAMES), decoder='vanilla', **options)
+
+
 def test_prefixes_are_those_of_the_image(model):
   first = np.array([[2, 1], [0, 2]])
   out = model.generate(list(NAMES), seed=3, decoder='seed_exact(window=2)', prefix=first)
