@@ -31,7 +31,7 @@ from cspd_jax.cli import compiled, exits
 from cspd_jax.core import fields
 from cspd_jax.files import paths
 from cspd_jax.measure import tables
-from experiments import against, against_llamagen, measured
+from experiments import against, against_llamagen
 from experiments.stages import checks, continuous, images, official, rounds, served
 from experiments.stages.piece import Piece, stored
 
@@ -63,7 +63,7 @@ class Config:
   def __post_init__(self):
     fields.check(self)
     if self.stages is not None:
-      measured.check_lists(self, 'stages')
+      fields.check_lists(self, 'stages')
     for name in self.stages or ():
       fields.check_choice('stages', name, STAGES)
 

@@ -30,7 +30,6 @@ from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table
 from experiments import against
 from experiments.costs import predicted, timed_rounds
-from experiments.measured import check_lists
 
 URL = 'https://github.com/FoundationVision/LlamaGen'
 GPT = 'autoregressive/models/gpt.py'
@@ -67,7 +66,7 @@ class Flags(against.Flags, predicted.Accepted):
 
 def check(flags: Flags) -> tuple[families.Model, dict[str, float]]:
   """Returns the model with shapes for parameters, and the tokens per round of every decoder."""
-  check_lists(flags, 'decoder')
+  fields.check_lists(flags, 'decoder')
   fields.check_choice('size', flags.size, _SIZES)
   model = families.describe(flags.size, dtype='float32')
   return model, timed_rounds.committed(model, flags.decoder, flags)

@@ -37,7 +37,6 @@ from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
 from experiments import against
 from experiments.costs import forced_rounds
-from experiments.measured import check_lists
 
 _URL = 'https://github.com/stepfun-ai/NextStep-1'
 _NEEDS = ('torch torchvision transformers==4.49.0 diffusers==0.32.2 loguru pendulum tabulate '
@@ -134,7 +133,7 @@ def compare(official: Official, decoders: dict[str, Any], params: Any, prompt: P
 @cli.command(flags=Flags())
 def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
-  check_lists(flags, 'decoder')
+  fields.check_lists(flags, 'decoder')
   decoders = forced_rounds.check(
       nextstep.target(CONFIG, guided=True), flags.decoder, flags.accepted, _ACCEPTED_MODEL)
   model, pipeline, torch = official_model(flags, CONFIG)

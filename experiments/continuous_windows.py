@@ -23,7 +23,7 @@ from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import acceptance, base
-from experiments.measured import check_lists, listed, write
+from experiments.measured import listed, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,7 +100,7 @@ def settings(config: Config, model: Model) -> Iterator[Setting]:
 def prepare(config: Config) -> list[tuple[Setting, Images]]:
   """Loads the models and prepares the images."""
   prepared = []
-  check_lists(config, 'model', 'window', 'guidance_scale')
+  fields.check_lists(config, 'model', 'window', 'guidance_scale')
   for name in config.model:
     model = inputs.model(groups.LoadFlags(name), engine='continuous')
     for setting in settings(config, model):

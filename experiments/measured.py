@@ -58,13 +58,6 @@ class SampledImages(ModelImages):
     return super().bench(model, **(inputs.overrides(self.sampling) | options))
 
 
-def check_lists(config: Any, *names: str) -> None:
-  """Raises ValueError for a field that is an empty list."""
-  for name in names:
-    if not getattr(config, name):
-      raise ValueError(f'{name} is empty; give at least one.')
-
-
 def show(columns: Mapping[str, str], row: Mapping[str, Any]) -> None:
   """Prints a row as soon as it is measured: every heading with its cell."""
   print('  '.join(f'{name} {cell}' for name, cell in zip(columns, tables.cells(columns, row))),

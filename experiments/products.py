@@ -39,7 +39,7 @@ from cspd_jax.measure.tables import Table
 from cspd_jax.models import clip, inception, t5, vq
 from cspd_jax.training import optimizer
 from experiments.demo_models import recipe
-from experiments.measured import check_lists, listed, write
+from experiments.measured import listed, write
 
 _BYTES = 100e6  # Of the matrices that are read in turn.
 _eigen = functools.partial(
@@ -164,7 +164,7 @@ def timed_program(name: str, flags: Flags) -> dict[str, Any]:
 @cli.command(flags=Flags())
 def main(flags: Flags) -> None:
   jax.config.update('jax_platforms', 'cpu')
-  check_lists(flags, 'sizes', 'rows')
+  fields.check_lists(flags, 'sizes', 'rows')
   for rows in flags.rows:
     fields.check_whole('rows', rows, 'at least 1', 1)
   for size in flags.sizes:

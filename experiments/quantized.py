@@ -24,7 +24,7 @@ from cspd_jax.generation import memory
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import base, likelihood
-from experiments.measured import ModelImages, check_lists, listed, write
+from experiments.measured import ModelImages, listed, write
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ _OPTIONS = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8')
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  check_lists(config, 'guidance_scale')
+  fields.check_lists(config, 'guidance_scale')
   for name in _OPTIONS['both']:
     if (value := getattr(config.loading, name)) is not None:
       raise ValueError(f'{name} is {value!r}; the model is compared with its own int8 forms, so '

@@ -29,7 +29,7 @@ from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood, scenes
 from cspd_jax.plots import charts
 from experiments.benchmark import columns_of
-from experiments.measured import SampledImages, check_lists, show, write
+from experiments.measured import SampledImages, show, write
 
 _PICTURE, _MOST_LINES = 'uncertainty.png', 7
 _SETTING = 'temperature', 'guidance_scale'
@@ -83,7 +83,7 @@ class Config(SampledImages):
 
 def prepare(config: Config) -> tuple[list[Bench], dict[int, list[str]], dict[str, str]]:
   """Returns a bench per temperature and scale, decoders by window, and why others are left out."""
-  check_lists(config, 'window', 'decoder')
+  fields.check_lists(config, 'window', 'decoder')
   model = config.model('discrete' if config.entropy else None)
   options = {name: values for name, values in (
       ('temperature', config.temperatures), ('guidance_scale', config.scales)) if values}

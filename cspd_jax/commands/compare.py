@@ -126,8 +126,7 @@ def _check_choice(config: Config) -> None:
   if config.all:
     raise ValueError(f'decoder is {",".join(config.decoder)!r} and all is True; give only one of '
                      'them.')
-  if not config.decoder:
-    raise ValueError('decoder is empty; name some, such as vanilla,seed_exact, or leave it out.')
+  fields.check_lists(config, 'decoder')
   if 'all' in config.decoder:
     raise ValueError(f'decoder is {",".join(config.decoder)!r}, and no decoder is called all; '
                      'give --all in its place to compare every decoder.')

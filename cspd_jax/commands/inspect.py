@@ -100,8 +100,7 @@ def rounds(model: cspd_jax.Model, config: Config, condition: Any) -> list[dict[s
 
 @cli.command(Config)
 def main(config: Config) -> None:
-  if not config.window:
-    raise ValueError('window is empty; give at least one.')
+  fields.check_lists(config, 'window')
   model = families.describe(config.model, dtype=config.dtype)
   inputs.check_tokens(config.model, model, 'discrete')
   report = Report(config.output, program='cspd-inspect')

@@ -92,6 +92,7 @@ def main(config: Config) -> int:
         f'{error}, which the server needs; run {packages.install("serve")}.') from error
   from cspd_jax.serve import access, guard, server, wire  # Only this command needs these packages.
 
+  fields.check_lists(config, 'decoder')
   if config.loading.mesh is not None:
     # Of a configuration file; there is no such flag.
     raise ValueError(f'mesh is {config.loading.mesh!r}, and a server decodes on one device; leave '
@@ -130,8 +131,6 @@ def decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[st
     best = next((text for text in choices if all(
         engine.needs(text) in (None, *stage.drafts) for stage in stages)), fallback)
     texts = (best, _BASELINE) if _BASELINE in engine.table else (best,)
-  if not texts:
-    raise ValueError('decoder is empty; name at least one.')
   return list(dict.fromkeys(texts))
 
 

@@ -111,9 +111,7 @@ class Plan(NamedTuple):
 
 def prepare(config: Config) -> Plan:
   """Loads the model and checks all options; raises ValueError for the first that cannot work."""
-  for name in ('window', 'batch_size', 'decoder'):
-    if getattr(config, name) == ():
-      raise ValueError(f'{name} is empty; give at least one.')
+  fields.check_lists(config, 'window', 'batch_size', 'decoder')
   place = _place(config)
   model = inputs.model(config.loading, engine='discrete',
                        one_group='a decoder is chosen for the images of one group')

@@ -55,6 +55,13 @@ def check(config: Any, **ranges: Range) -> None:
       raise ValueError(f'{name} is {value!r:.80}; it must be {expected}.')
 
 
+def check_lists(config: Any, *names: str) -> None:
+  """Raises ValueError for a field that is an empty tuple."""
+  for name in names:
+    if getattr(config, name) == ():
+      raise ValueError(f'{name} is empty; give at least one.')
+
+
 def check_whole(name: str, value: Any, words: str = 'a whole number', least: float = -math.inf,
                 most: float = math.inf) -> None:
   """Raises ValueError, saying that it must be `words`, unless `value` is whole and in a range."""

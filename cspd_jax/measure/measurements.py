@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax import metrics as metrics_lib
-from cspd_jax.core import spec as spec_lib
+from cspd_jax.core import fields, spec as spec_lib
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
@@ -40,9 +40,8 @@ def choose(engine: str, names: Sequence[str] | None = None) -> tuple[Metric, ...
   supported = {metric.name: metric for metric in metrics_lib.select(engine)}
   if names is None:
     return tuple(supported.values())
-  if unknown := [name for name in names if name not in supported]:
-    raise ValueError(
-        f'metrics holds {unknown[0]!r}; every name must be one of {", ".join(supported)}.')
+  for name in names:
+    fields.check_choice('a name in metrics', name, supported)
   return tuple(supported[name] for name in dict.fromkeys(names))
 
 

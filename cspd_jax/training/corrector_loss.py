@@ -61,8 +61,7 @@ class CorrectorTrainConfig:
     fields.check(
         self, guidance_scales=fields.FINITE, divergence_weight=fields.NOT_NEGATIVE,
         plain_weight=fields.NOT_NEGATIVE)
-    if not self.guidance_scales:
-      raise ValueError('guidance_scales is empty; provide at least one guidance scale.')
+    fields.check_lists(self, 'guidance_scales')
 
 
 class CorrectorBatch(NamedTuple):

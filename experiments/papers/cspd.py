@@ -52,7 +52,7 @@ from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import measurements, tables, timing
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics.base import Sample
-from experiments.measured import SampledImages, check_lists
+from experiments.measured import SampledImages
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Lab:
       if not names or not set(names) <= set(supported):
         raise ValueError(f'{name} is {",".join(names)!r}; it must be a comma-separated list of '
                          f'{", ".join(supported)}.')
-    check_lists(config, 'lengths', 'prefix_shares', 'batch_sizes', 'scales', 'temperatures',
+    fields.check_lists(config, 'lengths', 'prefix_shares', 'batch_sizes', 'scales', 'temperatures',
                 'kernels_per_call')
     model = config.model('continuous')
     if 'model' not in model.drafts:

@@ -124,5 +124,5 @@ def test_decoders_that_cannot_run_are_named(model):
   able, left_out = measurements.able(bench, ['vanilla', 'jacobi+block', 'medusa', 'vanilla'])
   assert able == ['vanilla']
   assert 'keeps drafts' in left_out['jacobi+block'] and 'heads' in left_out['medusa']
-  with pytest.raises(ValueError, match="metrics holds 'beauty'; .* one of rounds, "):
+  with pytest.raises(ValueError, match="a name in metrics is 'beauty'; .* one of rounds, "):
     measurements.choose('discrete', ['beauty'])
