@@ -154,7 +154,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
   lines += [[text] for text in (*standing.values(), bench.baseline)]
   kept: dict[str, None] = {}
   for number, line in enumerate(lines):
-    able, refused = measurements.able(bench, line)
+    able, refused = measurements.supported_decoders(bench, line)
     guarantees = {text: model.engine.guarantee(bench.check(text)) for text in able}
     weak = {text: f'it is {guarantee}, and guarantee is {config.guarantee}'
             for text, guarantee in guarantees.items()
