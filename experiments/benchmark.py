@@ -153,13 +153,13 @@ def prepare(config: Config) -> Plan:
   complete = lambda text: str(
       model.engine.complete(text, window=config.window, length=config.length))
   pairs = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
-  rows, left_out = measurements.able(
+  rows, left_out = measurements.supported_decoders(
       bench, list(map(complete, [model.engine.baseline, *pairs, *config.decoder])))
   points = {}
   for drafter in config.curve_drafter:
     texts = {name: complete(text) for name, text in
              tradeoff.specifications(drafter, config.curves).items()}
-    runnable, refused = measurements.able(bench, list(texts.values()))
+    runnable, refused = measurements.supported_decoders(bench, list(texts.values()))
     if reason := refused.get(texts[None, None]):
       raise ValueError(f'curve_drafter {drafter} cannot run: {reason}')
     completed = str(spec_lib.parse(texts[None, None]).parts[0])

@@ -94,7 +94,7 @@ def prepare(config: Config) -> tuple[list[Bench], dict[int, list[str]], dict[str
   texts: dict[int, list[str]] = {}
   left_out: dict[str, str] = {}
   for window in config.window:
-    texts[window], refused = measurements.able(
+    texts[window], refused = measurements.supported_decoders(
         benches[0], [model.engine.complete(text, window=window) for text in config.decoder])
     left_out |= refused
   every = [text for several in texts.values() for text in several]

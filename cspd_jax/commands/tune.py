@@ -151,7 +151,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
   current, left_out = _current(model, config.batch_size)
   kept: list[list[str]] = []
   for line in [*lines, *([text] for text in (*current.values(), bench.baseline))]:
-    runnable, refused = measurements.able(bench, line)
+    runnable, refused = measurements.supported_decoders(bench, line)
     guarantees = {text: model.engine.guarantee(bench.check(text)) for text in runnable}
     weak = {text: f'it is {guarantee}, and guarantee is {config.guarantee}'
             for text, guarantee in guarantees.items() if not guarantee.satisfies(weakest)}

@@ -52,7 +52,7 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   """Yields folders to write networks into, which join a model when the block ends: all or none.
 
   If the block raises, the model's folder is unchanged, and if the process is killed, the folder
-  holds the old model or the new one. Arguments and errors as for `save`, and:
+  has the old model or the new one. Arguments and errors as for `save`, and:
 
   Args:
     states: everything that determines each network, by role.

@@ -160,7 +160,7 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
     text: the tokenizer, or None.
     write: converts a prompt in words to the contexts of both streams; None without a tokenizer.
     renumbered: converts published token ids to the model's; raises ValueError for other ids.
-    examples: prompts in words, which a file holds; ValueError if they are no list of texts.
+    examples: prompts in words, from a file; ValueError if they are no list of texts.
     image_ids: published ids of the tokens of images.
     forms: the forms of tokenizer files that the model may have, for messages.
     num_streams: guidance streams of a prompt: with 2, the second one is the null condition.

@@ -45,7 +45,8 @@ def choose(engine: str, names: Sequence[str] | None = None) -> tuple[Metric, ...
   return tuple(supported[name] for name in dict.fromkeys(names))
 
 
-def able(bench: Bench, specifications: Sequence[Any]) -> tuple[list[str], dict[str, str]]:
+def supported_decoders(bench: Bench, specifications: Sequence[Any]
+                       ) -> tuple[list[str], dict[str, str]]:
   """Returns the specifications of decoders that can run, and for the others the reason, by text."""
   runnable, left_out = [], {}
   for specification in specifications:
@@ -108,7 +109,7 @@ def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
   equal = dict(equal_to_baseline=share(bench.baseline))
   # A window of the same length has the same shapes and therefore the same rounding.
   if equal['equal_to_baseline'] < 1:
-    same_shapes, _ = able(bench, [f'{bench.baseline}(window={window})'])
+    same_shapes, _ = supported_decoders(bench, [f'{bench.baseline}(window={window})'])
     if same_shapes:
       equal['equal_in_window'] = share(same_shapes[0])
   return equal

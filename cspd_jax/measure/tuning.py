@@ -127,13 +127,13 @@ class Searched(NamedTuple):
   left_out: dict[str, str]  # By specification, the reason why a candidate was not tried.
 
 
-def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str]],
+def search(lines: Sequence[Sequence[str]], variants: Callable[[str], Sequence[str]],
            seconds: Callable[[str], Mapping[int, float] | None]) -> Searched:
   """Tries the candidates that may be the fastest.
 
   The rounds of a line get longer from candidate to candidate; it ends after one that is clearly
   slower than the best before it, for all numbers of images decoded together. Then variants,
-  `further(specification)`, are tried of the candidates that are close to the best of all lines.
+  `variants(specification)`, are tried of the candidates that are close to the best of all lines.
   `seconds(specification)` predicts the seconds per image by number of images decoded together; None
   if the time limit is reached.
   """
@@ -160,7 +160,7 @@ def search(lines: Sequence[Sequence[str]], further: Callable[[str], Sequence[str
         break
       best = {size: min(value, best.get(size, value)) for size, value in by_size.items()}
   for text in _promising(lines, predicted):
-    for variant in further(text):
+    for variant in variants(text):
       visit(variant)
   return Searched(predicted, {text: why for text, why in left_out.items() if text not in predicted})
 

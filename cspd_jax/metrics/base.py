@@ -132,7 +132,7 @@ def entries(values: Mapping[str, Value]) -> dict[str, float | None]:
 
 
 def finite(numbers: Mapping[str, float]) -> dict[str, float | None]:
-  """Returns numbers as JSON holds them, None for NaN and infinity."""
+  """Returns numbers as in JSON, None for NaN and infinity."""
   return {name: float(number) if math.isfinite(number) else None
           for name, number in numbers.items()}
 

@@ -127,7 +127,7 @@ class CLIP(NamedTuple):
 def load(folder: str, tokenizer: str | None) -> CLIP:
   """Loads a converted network and its tokenizer.json.
 
-  Raises ValueError if the folder does not hold one, or the file is not such a tokenizer;
+  Raises ValueError if there is none in the folder, or the file is not such a tokenizer;
   ImportError if the package tokenizers is not installed.
   """
   if tokenizer is None:

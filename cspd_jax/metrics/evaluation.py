@@ -71,7 +71,7 @@ class Source(NamedTuple):
 
 
 def load(folder: str | None, evaluator: str) -> InceptionEvaluator:
-  """Loads a converted network; raises ValueError if the folder does not hold one."""
+  """Loads a converted network; raises ValueError if there is none in the folder."""
   if folder is None:
     raise ValueError('inception is None; it must be the folder of the converted network: '
                      f'{_WHERE}.')
@@ -230,7 +230,7 @@ def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: Incepti
 
 def _moments(where: str, path: str, arrays: Mapping[str, npz.Header], pair: tuple[str, str],
              width: int) -> FeatureMoments | None:
-  """Published statistics of `width` features; None if the file does not hold them."""
+  """Published statistics of `width` features; None if they are not in the file."""
   if not set(pair) & set(arrays):
     return None
   if missing := set(pair) - set(arrays):

@@ -64,7 +64,7 @@ def generated(folder: str) -> list[StoredImages]:
 
 
 def _saved(place: pathlib.Path) -> list[StoredImages]:
-  """Returns the PNGs of `Generated.save` in a folder, whose texts hold their prompts.
+  """Returns the PNGs of `Generated.save` in a folder, with their prompts in their texts.
 
   There are none if the first has no such text, or an unfinished run of `cspd-generate` wrote them.
   If only others lack it, it raises ValueError.

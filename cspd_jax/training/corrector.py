@@ -5,7 +5,7 @@ cheap, and goes on with windows recorded while decoding (`windows`, `corrector_l
 local network (`models.local`) reads of its images was recorded along with their windows, so that
 the target is not run at all.
 
-`train` continues the run that its folder holds and does nothing if that run is complete. `model` is
+`train` continues the run in its folder and does nothing if that run is complete. `model` is
 the target with its tokenizer and drafters.
 """
 
@@ -182,7 +182,7 @@ def measured_by(recipe: CorrectorRecipe, model: Model) -> tuple[str, int]:
 
 
 def sample(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> None:
-  """Samples the images that `workdir` does not hold yet, and records their windows."""
+  """Samples the images that are not in `workdir` yet, and records their windows."""
   for split in ('train', 'held_out'):
     recorded(recipe, model, split, workdir)
   if recipe.plain and recipe.kind != 'local':
@@ -262,7 +262,7 @@ class Lessons(NamedTuple):
 
 
 def lessons(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> Lessons:
-  """Returns what the network of a recipe learns from; samples what `workdir` does not hold."""
+  """Returns what the network of a recipe learns from; samples what is not in `workdir`."""
   splits = {split: recorded(recipe, model, split, workdir) for split in ('train', 'held_out')}
   windows = {split: result for split, (result, _) in splits.items()}
   of_prompts = model.condition(samples.prompts_of(model, recipe.prompts))
@@ -295,12 +295,14 @@ def train_plain(recipe: CorrectorRecipe, given: Lessons, params: Params, workdir
     images, chosen = loop.batch_of(tokens, labels, optimizer.seed, index, optimizer.batch_size)
     return images, of_labels(chosen)
 
-  return drafter_lib.fit(
-      given.target_params, optimizer_lib.start(params, optimizer),
-      lambda state, batch, frozen: optimizer_lib.step(
-          state, lambda params: plain_loss(params, recipe.drafter, frozen, given.teacher, batch[0],
-                                           batch[1], given.sampling), optimizer),
-      batch, optimizer, recipe, workdir, 'plain').result
+  def step(state, batch, frozen):
+    images, condition = batch
+    return optimizer_lib.step(state, lambda params: plain_loss(
+        params, recipe.drafter, frozen, given.teacher, images, condition, given.sampling),
+                              optimizer)
+
+  return drafter_lib.fit(given.target_params, optimizer_lib.start(params, optimizer), step, batch,
+                         optimizer, recipe, workdir, 'plain').result
 
 
 def train(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path

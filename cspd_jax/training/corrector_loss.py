@@ -257,7 +257,7 @@ def _reader(network: correctors.Network, params: Params, batch: CorrectorBatch, 
             ) -> tuple[jax.Array, jax.Array, Callable[[jax.Array], jax.Array]]:
   """Applies the network to the images and the old windows, and prepares it for the new windows.
 
-  Slots of its cache hold the image, then the old windows, then the new ones. Returns features
+  Slots of its cache are for the image, then the old windows, then the new ones. Returns features
   `[S, B, T, F]` behind the images' tokens, features `[B, W, L, S, F]` behind the old nodes, and a
   function that reads the new windows: from input features `[B, W, L - 1, S, F]` of the first tokens
   behind the new roots to the features that the network predicts there.

@@ -7,7 +7,7 @@ The target is frozen and its features are computed in the step. With features `f
 features are the null condition's, because a guided decoder drafts for both streams. The
 result of the training is the moving average of the parameters.
 
-`images` and `train` continue the work that their folder holds and do nothing if that is complete;
+`images` and `train` continue the work in their folder and do nothing if that is complete;
 `model` is the target with its tokenizer.
 """
 
@@ -296,7 +296,7 @@ def measured_by(recipe: DrafterRecipe, model: Model) -> tuple[str, int]:
 
 
 def sample(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path) -> None:
-  """Samples the images of all splits that `workdir` does not hold yet."""
+  """Samples the images of all splits that are not in `workdir` yet."""
   for split in ('train', 'held_out'):
     images(recipe, model, split, workdir)
 

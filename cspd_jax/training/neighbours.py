@@ -96,7 +96,7 @@ def check(recipe: NeighboursRecipe, model: Model) -> None:
 
 
 def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.ndarray:
-  """Samples what `workdir` does not hold; returns all tokens `[N, T]`, the held-out ones first."""
+  """Samples what is not in `workdir`; returns all tokens `[N, T]`, the held-out ones first."""
   folder, record = workdir / 'tokens', workdir / _SAMPLED
   held_out, count = recipe.num_held_out_images, recipe.num_train_images
   if count is None and record.exists():

@@ -79,7 +79,7 @@ class _Recorded(NamedTuple):
 
 
 def recording(decoder: Decoder) -> Decoder:
-  """Returns the decoder with a state that also holds the last round; it has a static tree."""
+  """Returns the decoder with the last round in its state, too; it has a static tree."""
   drafter = decoder.drafter
   if not isinstance(drafter.tree, Tree):
     raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')

@@ -121,7 +121,8 @@ def test_a_round_of_more_images_than_prompts(model, monkeypatch):
 
 def test_decoders_that_cannot_run_are_named(model):
   bench = Bench(model, ['sea', 'sky'])
-  able, left_out = measurements.able(bench, ['vanilla', 'jacobi+block', 'medusa', 'vanilla'])
+  able, left_out = measurements.supported_decoders(
+      bench, ['vanilla', 'jacobi+block', 'medusa', 'vanilla'])
   assert able == ['vanilla']
   assert 'keeps drafts' in left_out['jacobi+block'] and 'heads' in left_out['medusa']
   with pytest.raises(ValueError, match="a name in metrics is 'beauty'; .* one of rounds, "):

@@ -54,14 +54,14 @@ def test_a_queue_has_the_prefills_of_its_groups():
   assert result.rounds == pytest.approx(result.seconds * 8)
 
 
-def _search(lines, costs, further=lambda text: []):
+def _search(lines, costs, variants=lambda text: []):
   asked = []
 
   def seconds(text):
     asked.append(text)
     return costs.get(text)
 
-  return tuning.search(lines, further, seconds), asked
+  return tuning.search(lines, variants, seconds), asked
 
 
 def test_longer_rounds_are_left_out_once_they_are_slower_for_every_number_of_images():

@@ -104,7 +104,7 @@ def _window(window: int, coupling: Coupling, kind: str, tree: Tree | None) -> Dr
     def row(rng, *args):
       # No draft is carried over: every position after token 0 is fresh.
       none = jnp.zeros((length + 1,), jnp.int32), jnp.zeros((length + 1, vocab), dtype)
-      return _fill(rng, context, tree, coupling, kind, none, length + 1, *args)
+      return _fill(rng, context, tree, coupling, kind, none, length + 1, _Committed(*args))
 
     return context.rowwise(row)(rng, result.probs[:, 0], result.tokens, result.count, history)
 
@@ -197,8 +197,8 @@ def _update_row(rng: Rng, state: JacobiState, result: RoundResult, context: Deco
   if history is not None:
     history = jax.lax.dynamic_update_slice_in_dim(history, probs, first, 0)
   return _fill(
-      rng, context, tree, coupling, kind, (tokens, probs), result.accepted + 1,
-      result.probs[result.verdict.node], result.tokens, result.count, history)
+      rng, context, tree, coupling, kind, (tokens, probs), result.accepted + 1, _Committed(
+          result.probs[result.verdict.node], result.tokens, result.count, history))
 
 
 def _couple(rng: Rng, state: JacobiState, result: RoundResult, first: jax.Array, length: int,
@@ -259,15 +259,23 @@ def reused(rng: Rng, tokens: jax.Array, probs: jax.Array, new_probs: jax.Array, 
           jnp.concatenate([recorded, new_probs[length:]]))
 
 
+class _Committed(NamedTuple):
+  """What is committed of a row."""
+
+  last_probs: jax.Array  # `[V]` the distribution of the last token.
+  image: jax.Array  # `[T']` the tokens by position.
+  count: jax.Array  # Their number.
+  history: jax.Array | None  # `[R, V]` distributions by position, if `kind` needs them.
+
+
 def _fill(rng: Rng, context: DecodeContext, tree: Tree, coupling: Coupling, kind: str,
-          drawn: tuple[jax.Array, jax.Array], shift: Any, last_probs: jax.Array, image: jax.Array,
-          count: jax.Array, history: jax.Array | None) -> JacobiState:
+          drawn: tuple[jax.Array, jax.Array], shift: Any, committed: _Committed) -> JacobiState:
   """Shifts drawn tokens past the committed ones and fills the window of a row with fresh ones.
 
-  `drawn` are tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root,
-  the first `shift` are now committed; `last_probs` `[V]` is the distribution of the last one.
-  `image` `[T']` and `history` `[R, V]` are the tokens and stored distributions by position.
+  `drawn` are tokens `[L + 1]` and distributions `[L + 1, V]` for the positions after the old root;
+  the first `shift` are now committed.
   """
+  last_probs, image, count, history = committed
   length, vocab = tree.main_length, last_probs.shape[-1]
   num_carried = length + 1 - shift  # Drafts of the last round; the fresh ones follow them.
   slots = jnp.arange(length)
@@ -338,7 +346,7 @@ def _fresh(rng: Rng, kind: str, positions: jax.Array, last: jax.Array, last_prob
     near_probs = jnp.broadcast_to(last_probs, probs.shape)
   else:
     above = lambda positions: positions - target.row_width
-    source = (target.small if kind in SMALL_KINDS and target.small else above)(positions)
+    source = (target.small if neighbour == 'small' and target.small else above)(positions)
     has_neighbour = (source >= 0) & (source <= last)
     source = jnp.clip(source, 0, image.shape[0] - 1)
     near_tokens = image[source]
