@@ -141,20 +141,26 @@ def test_the_networks_of_the_library_are_clean():
 # By what the products of a CPU are computed: YNNPACK, and XLA's own for two instruction sets.
 _OWN = '--xla_cpu_experimental_ynn_fusion_type='
 LIBRARIES = {'YNNPACK': '', 'XLA': _OWN, 'XLA for AVX': f'{_OWN} --xla_cpu_max_isa=AVX',
+             'XLA in one thread': f'{_OWN} --xla_cpu_multi_thread_eigen=false',
              'YNNPACK for AVX': '--xla_cpu_max_isa=AVX'}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('flags', LIBRARIES.values(), ids=LIBRARIES)
 def test_all_windows_are_clean_whatever_computes_products(flags):
-  windows = range(1, 71) if flags in ('', _OWN) else (7, 8, 14, 17, 20, 25, 33, 64)
-  program = ('from tests.decoding import test_rounding as test\n'
-             f'print(test.sweep({list(windows)}, ["float32"], [3]) '
-             f'or test.sweep({list(windows)[:8]}, ["bfloat16"], [1]))')
+  windows = range(1, 71) if flags in ('', _OWN) else (7, 8, 13, 14, 15, 17, 20, 25, 29, 33, 45, 64)
+  # Programs are dropped after every window: a process may not have the memory maps of all.
+  program = ('import jax\nfrom tests.decoding import test_rounding as test\n'
+             'def run(windows, dtype, counts):\n'
+             '  for window in windows:\n'
+             '    print(*test.sweep([window], [dtype], counts).items(), sep="\\n", end="")\n'
+             '    jax.clear_caches()\n'
+             f'run({list(windows)}, "float32", [3])\n'
+             'run([*range(1, 9), 15, 21, 29, 33], "bfloat16", [1, 3])')
   done = subprocess.run(
       [sys.executable, '-c', program], capture_output=True, text=True, check=True,
       env=os.environ | dict(XLA_FLAGS=f'{os.environ.get("XLA_FLAGS", "")} {flags}'))
-  assert done.stdout.strip() == '{}'
+  assert not done.stdout
 
 
 @pytest.mark.parametrize('factor', [0, 1])
@@ -164,8 +170,11 @@ def test_rows_are_padded_to_tiles_where_products_are_those_of_xla(monkeypatch, f
   monkeypatch.setattr(programs, 'uses_ynnpack', lambda: False)
   row_tiles._tile.cache_clear()
   try:
-    sizes = {row_tiles.num_rows(count, factor) for count in (4, 7, 8, 11, 20, 50, 70, 130)}
-    assert row_tiles.are_alike(factor, sizes) and max(sizes) < 192
+    # XLA divides more than 48 rows into blocks, which cut the tiles of the last ones otherwise.
+    counts = (4, 7, 8, 11, 20, 42, 50, 70, 78, 90, 130, 174, 186, 198, 210, 270, 282, 402)
+    sizes = [row_tiles.num_rows(count, factor) for count in counts]
+    assert row_tiles.are_alike(factor, set(sizes))
+    assert all(0 <= size - count < 48 for size, count in zip(sizes, counts, strict=True))
     x = jnp.ones((2, 20, 3))
     assert row_tiles.padded(x, 1, factor).shape == (2, row_tiles.num_rows(20, factor), 3)
     assert float(row_tiles.padded(x, -2, factor).sum()) == 120
