@@ -39,8 +39,9 @@ _SMOKE = dict(
 _KEPT = 2
 # Threads of Orbax that save in the background would meet a full disk too late.
 _STEPS = ocp.CheckpointManagerOptions(
-    max_to_keep=_KEPT, step_prefix='step', step_format_fixed_length=8, enable_async_checkpointing=False,
-    cleanup_tmp_directories=True, save_root_metadata=False)
+    max_to_keep=_KEPT, step_prefix='step', step_format_fixed_length=8,
+    enable_async_checkpointing=False, cleanup_tmp_directories=True,
+    save_root_metadata=False)
 # Bytes that Orbax writes in addition to the numbers.
 _MARGIN = 1 << 20
 
