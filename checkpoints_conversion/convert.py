@@ -121,28 +121,29 @@ class Source(NamedTuple):
   Attributes:
     network: the network as `store.describe` returns it.
     groups: build the parameters.
-    state: JSON value on which the parameters depend.
+    state: JSON values by name on which the parameters depend.
     assumptions: a line for every size that was neither in the file nor specified, see
       `FileFamily.assumed`, and for every file of weights in the folder that was not read.
   """
 
   network: store.Loaded
   groups: list[weights.Group]
-  state: Any
+  state: Mapping[str, Any]
   assumptions: tuple[str, ...] = ()
 
   def params(self) -> Params:
     """Builds the parameters, as host arrays in the dtypes of the published ones."""
     return _joined(self.groups)
 
-  def write(self, folder: pathlib.Path, **options: Any) -> None:
+  def write(self, folder: pathlib.Path, *, dtype: Any, **options: Any) -> None:
     """Builds the parameters in a folder that `families.joining` yields for `state_of(dtype)`."""
     kind, config, _, metadata = self.network
-    store.write(folder, kind, config, self.groups, metadata, **options)
+    store.write(folder, kind, config, self.groups, metadata, state=self.state_of(dtype),
+                dtype=dtype, **options)
 
-  def state_of(self, dtype: Any) -> Any:
-    """Returns the JSON value on which the network depends if it is stored in `dtype`."""
-    return [self.state, None if dtype is None else str(jnp.dtype(dtype))]
+  def state_of(self, dtype: Any) -> dict[str, Any]:
+    """Returns JSON values by name on which the network depends if it is stored in `dtype`."""
+    return {**self.state, 'dtype': None if dtype is None else str(jnp.dtype(dtype))}
 
 
 def open_source(
@@ -217,7 +218,8 @@ def of_tensors(
   extra = {**metadata(), 'family': family.name, 'model': model, 'converter': _VERSION,
            **family.metadata(config), **({LEFT_OUT: rest} if rest else {})}
   network = store.Loaded(family.kind, config, _template(family.kind, config), extra)
-  state = [__version__, family_name, dataclasses.asdict(config), extra, allow_nonfinite]
+  state = dict(version=__version__, family=family_name, config=dataclasses.asdict(config),
+               extra=extra, allow_nonfinite=allow_nonfinite)
   assumptions = () if model else tuple(family.assumed(config, {*settings, *overrides}))
   if rest:
     assumptions += (f'left out {rest}, which this network does not have',)

@@ -122,9 +122,11 @@ def convert_parts(
   states = {role: opened[role].state_of(part.dtype) for role, part in zip(roles, parts)}
   with families.joining(folder, model.name, states, defaults, new_target=new_target) as new:
     for role, part in zip(roles, parts):
-      with progress(part.family) as report:
-        opened.pop(role).write(new[role], dtype=part.dtype, progress=report,
-                               allow_nonfinite=allow_nonfinite)
+      source = opened.pop(role)
+      if role in new:
+        with progress(part.family) as report:
+          source.write(new[role], dtype=part.dtype, progress=report,
+                       allow_nonfinite=allow_nonfinite)
   return [(folder / role, networks[role].config) for role in roles]
 
 

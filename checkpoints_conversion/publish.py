@@ -1,8 +1,8 @@
 """Model folders as published files, which official programs and transformers read.
 
-All networks of a model are written into one new folder, together or not at all. Before it is moved
-into place, every file in it is read and converted again, and each parameter must be the stored one,
-bit for bit. What the files cannot hold is refused, or named if the network can do without it.
+All networks of a model are written into one folder. Before they are moved into place, every file is
+read and converted again, and each parameter must be the stored one, bit for bit. What the files
+cannot hold is refused, or named if the network can do without it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from checkpoints_conversion.rules import base, family as family_lib
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
 from cspd_jax import families
 from cspd_jax.families import folder as folder_lib, model_file
-from cspd_jax.files import atomic, folders, paths, store, weights
+from cspd_jax.files import atomic, output as output_lib, paths, store, weights
 from cspd_jax.text import bpe
 from cspd_jax.version import __version__
 
@@ -102,7 +102,7 @@ def publish_model(
     to: a key of `rules.FAMILIES`. Files of a target are written with those of the model's other
       networks, any other network alone.
     source: a model folder, the folder of one network, or the name of a shipped model.
-    output: a folder that does not exist yet, or is empty.
+    output: a folder without files of the same names; other files in it stay.
     role: the role of the only network to write, such as 'draft'.
     dtype: the dtype of the files; None preserves the stored one.
     allow_nonfinite: whether weights may be NaN or infinite.
@@ -113,14 +113,13 @@ def publish_model(
     The path of every network, and what it is.
 
   Raises:
-    ValueError: if files of the family cannot hold the network, or for other wrong input; `output`
-      is as it was then.
+    ValueError: if files of the family cannot hold the network, or for other wrong input, also a
+      file in the way; `output` is as it was then.
   """
   family = rules.get(to)
   weights.checked_dtype(dtype)
   place = paths.folder('output', output).resolve()
-  if place.exists() and any(place.iterdir()):
-    _refuse_output(place)
+  output_lib.finish(place)
   parts, description = _parts(family, source)
   model = None if family.model is None else families.family.get(family.model)
   if model is None and role is not None:
@@ -158,16 +157,21 @@ def publish_model(
   if model is not None and role is None and main == 'target':
     for line in _left_out(pieces, parts, description['defaults'], model, reasons):
       note(line)
-  state = [__version__, to, main, role, None if dtype is None else str(np.dtype(dtype)),
-           allow_nonfinite, {name: weights.digests(path, [store.FILE])
-                             for name, path in parts.items()
-                             if name in (main, 'target', *(piece.role for piece in others))}]
-  with folders.replacing(place, _refuse_output, state) as new:
-    for piece in pieces:
-      with progress(piece.family.name) as report:
-        _write(piece, new, dtype, allow_nonfinite, report or (lambda done, total: None))
-    for piece in pieces:
-      _compare(piece, new, dtype)
+  taken = [name for piece in pieces for name in _names(piece, place)
+           if os.path.lexists(place / name)]
+  if not taken or not all(_is_there(piece, place, dtype) for piece in pieces):
+    run = dict(
+        version=__version__, to=to, main=main, role=role, allow_nonfinite=allow_nonfinite,
+        dtype=None if dtype is None else str(np.dtype(dtype)),
+        networks={name: weights.digests(path, [store.FILE])[store.FILE]
+                  for name, path in parts.items()
+                  if name in (main, 'target', *(piece.role for piece in others))})
+    with output_lib.filling(place, run, names=taken) as new:
+      for piece in pieces:
+        with progress(piece.family.name) as report:
+          _write(piece, new, dtype, allow_nonfinite, report or (lambda done, total: None))
+      for piece in pieces:
+        _compare(piece, new, dtype)
   return [(place / piece.path, piece.family.title) for piece in pieces]
 
 
@@ -194,11 +198,6 @@ def _not_in_place(family: FileFamily, network: store.Loaded) -> Iterator[str]:
     if name != family.name:
       yield (f'left out {rules.get(name).title}, which published folders have, too: --to={name} '
              'writes it alone')
-
-
-def _refuse_output(place: pathlib.Path) -> NoReturn:
-  raise ConversionError(f'output is {place}, which is not empty; published files are written into '
-                        'a new folder, so choose another one.')
 
 
 def _parts(family: FileFamily, source: str | os.PathLike
@@ -487,10 +486,7 @@ def _write(piece: _Piece, new: pathlib.Path, dtype: Any, allow_nonfinite: bool,
     pytorch.save(new / piece.path, _with_constants(piece, dtype, allow_nonfinite, report),
                  piece.family.written.keys)
   for name, content in piece.files.items():
-    if isinstance(content, bytes):
-      atomic.write(new / piece.folder / name, content)
-    else:
-      atomic.write_json(new / piece.folder / name, content)
+    atomic.write(new / piece.folder / name, _bytes(content))
 
 
 def _expected(tensors: Iterable[_Stored]) -> dict[str, jax.ShapeDtypeStruct]:
@@ -511,6 +507,30 @@ def _with_constants(piece: _Piece, dtype: Any, allow_nonfinite: bool,
     report(number, len(piece.tensors))
   for name, shape in piece.family.written.constants.items():
     yield name, np.zeros(shape, np.float32)
+
+
+def _names(piece: _Piece, place: pathlib.Path) -> Iterator[str]:
+  """Yields the files of a network, with those in a folder that have names of parameters."""
+  yield from ((piece.folder / name).as_posix() for name in piece.files)
+  if not piece.is_folder:
+    yield piece.path.as_posix()
+  elif (place / piece.path).is_dir():
+    yield from ((piece.path / name).as_posix() for name in weights.file_sizes(place / piece.path))
+
+
+def _is_there(piece: _Piece, place: pathlib.Path, dtype: Any) -> bool:
+  """Whether a folder has the files of a network already, as `_write` writes them."""
+  try:
+    _compare(piece, place, dtype)
+    return all((place / piece.folder / name).read_bytes() == _bytes(content)
+               for name, content in piece.files.items())
+  except (ValueError, OSError):
+    return False
+
+
+def _bytes(content: Any) -> bytes:
+  """Returns a file next to the weights."""
+  return content if isinstance(content, bytes) else atomic.encoded(content)
 
 
 def _compare(piece: _Piece, new: pathlib.Path, dtype: Any) -> None:

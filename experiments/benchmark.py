@@ -21,7 +21,7 @@ increasing relaxation, on a chain and on a tree. Errors are standard errors over
 
 Writes all rows (rows.csv), a figure of the curves (curves.png, curves.svg) and all of it with
 tested claims (report.json) to --workdir. While it runs, the finished rows are in
-unfinished_report/rows.csv there.
+.unfinished/rows.csv there.
 """
 
 import dataclasses

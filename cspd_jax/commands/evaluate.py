@@ -18,10 +18,11 @@ CLIP scores and `asked`, the share of scenes of emoji that show what their capti
 captions: --images is a folder of cspd-generate, or one that --layout=coco wrote.
 
 --layout computes no scores: it arranges the images of cspd-generate as published evaluators read
-them, in the new folder --output, which appears as a whole. A stopped command leaves nothing there.
+them, in the folder --output; files that are in the way are named and stay.
 """
 
 import dataclasses
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
@@ -30,7 +31,7 @@ import jax
 
 from cspd_jax import cli, metrics
 from cspd_jax.core import fields, progress
-from cspd_jax.files import folders, paths
+from cspd_jax.files import output, paths
 from cspd_jax.files.run_folder import Report
 from cspd_jax.metrics import clip as clip_lib, evaluation, layouts, scenes
 
@@ -136,11 +137,13 @@ def _arrange(config: Config) -> None:
         'leave prompts out.'))
   images = layouts.generated(str(config.images))
   folder = paths.folder('output', config.output or f'runs/{config.layout}')
-  folders.check(folder, layouts.listed)
   write, lines = _LAYOUTS[str(config.layout)]
   divided: Any = images if lines is None else layouts.groups(images, lines(str(config.prompts)))
+  names = layouts.names(str(config.layout), divided)
+  # A repeated command finds all of them, and its files are compared with those.
+  taken = [name for name in names if os.path.lexists(folder / name)]
   try:
-    with folders.replacing(folder, layouts.listed) as new:
+    with output.filling(folder, {}, names=taken if len(taken) < len(names) else ()) as new:
       if config.resize is None:
         paths.check_space(new, sum(image.path.stat().st_size for image in images))
       write(new, divided, config.resize)

@@ -55,7 +55,8 @@ def joining(folder: str | os.PathLike, family: str, states: Mapping[str, Any],
   has the old model or the new one. Arguments and errors as for `save`, and:
 
   Args:
-    states: everything that determines each network, by role.
+    states: everything that determines each network, by role; one that is there already with its
+      state is not yielded.
     new_target: whether the target replaces another one, whose defaults do not apply any more; see
       `old_target_defaults`.
   """
@@ -70,16 +71,12 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
                 resumes: bool = False) -> None:
   """Checks in advance that a model and its networks can be saved in a folder.
 
-  Arguments and errors as for `save`; `parts` are in the folder, and none may be a link, since
-  saving would replace the network that it points to. For `resumes`.
+  Arguments and errors are as for `save`; `parts` are in the folder, and none may be a link, since
+  saving would replace the network that it points to. `resumes` is that of `store.check_place`.
   """
   folder = paths.folder('folder', folder)
   _joined(folder, family, parts, {})
-  for part in parts.values():
-    if (folder / part).is_symlink():
-      raise CheckpointError(f'{folder / part} is a link, and the network that it points to would '
-                            'be replaced; remove the link, or use another folder.')
-    store.check_place(folder / part, resumes)
+  store.check_place(folder, parts.values(), resumes)
 
 
 def old_target_defaults(folder: pathlib.Path, defaults: Mapping[str, Any]) -> dict[str, Any]:

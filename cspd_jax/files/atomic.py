@@ -88,8 +88,12 @@ def naming(path: pathlib.Path) -> Iterator[None]:
 def leftovers(path: pathlib.Path) -> list[pathlib.Path]:
   """Returns the temporary files of `writing` for a file, or for all if its name is '*'."""
   name = path.name if path.name == '*' else glob.escape(path.name)
-  return [other for other in path.parent.glob(f'.{name}.*')
-          if re.fullmatch(r'\..+\.[0-9a-f]{6}\.part', other.name)]
+  return [other for other in path.parent.glob(f'.{name}.*') if is_left(other.name)]
+
+
+def is_left(name: str) -> bool:
+  """Returns whether a file has the name of a temporary one of `writing`."""
+  return re.fullmatch(r'\..+\.[0-9a-f]{6}\.part', name) is not None
 
 
 def write(path: str | os.PathLike, data: bytes) -> None:
@@ -152,7 +156,12 @@ def _viewed(leaf: np.ndarray) -> np.ndarray:
 
 def write_json(path: str | os.PathLike, content: Any) -> None:
   """Writes indented JSON; raises ValueError or TypeError for what it cannot represent: NaN."""
-  write(path, (json.dumps(content, indent=2, allow_nan=False) + '\n').encode())
+  write(path, encoded(content))
+
+
+def encoded(content: Any) -> bytes:
+  """Returns the bytes of `write_json`, with its errors."""
+  return (json.dumps(content, indent=2, allow_nan=False) + '\n').encode()
 
 
 def plain(content: Any, name: str = 'value') -> Any:

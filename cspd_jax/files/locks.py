@@ -12,7 +12,7 @@ import pathlib
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 try:
   import fcntl
@@ -20,7 +20,7 @@ except ImportError:  # Windows.
   fcntl = None  # type: ignore[assignment]
 
 FILE = '.lock'  # In a folder on NFS; it stays when the lock is released.
-# How often a process asks for a folder that others share, and the seconds in between.
+# How often a process asks for a folder that another one holds, and the seconds in between.
 _ATTEMPTS, _PAUSE = 50, 0.2
 
 
@@ -62,6 +62,7 @@ class Hold:
 
   def __init__(self, folder: pathlib.Path, handle: int | None):
     self._folder, self._status = folder, folder.stat()
+    self.key, self.is_locked = _key(self._status), handle is not None
     if handle is not None:
       weakref.finalize(self, os.close, handle)
 
@@ -83,40 +84,21 @@ class Hold:
 _HELD: weakref.WeakValueDictionary[tuple[int, int], Hold] = weakref.WeakValueDictionary()
 
 
-def hold(folder: pathlib.Path) -> Hold:
-  """Creates a folder if necessary, and holds it; raises ValueError if another process does."""
-  folder.mkdir(parents=True, exist_ok=True)
-  status = folder.stat()
-  key = status.st_dev, status.st_ino
-  if (held := _HELD.get(key)) is None:
-    held = _HELD[key] = Hold(folder, _acquired(folder))
-  return held
+def hold(folder: pathlib.Path, waits: bool = False) -> Hold:
+  """Creates a folder if necessary, and holds it; raises HeldError if another process does.
 
-
-def share(folder: pathlib.Path, prepare: Callable[[], None], is_ready: Callable[[], bool]) -> Hold:
-  """Holds a folder, which it creates, with other processes that share it, against all that do not.
-
-  Each process, one at a time, calls `prepare` before it shares the folder, which writes what all
-  need; `is_ready` returns whether the folder has these files, since a process that wrote them may
-  have been killed. Raises ValueError if a process that does not share it holds it for longer than a
-  few seconds, or the file system has no locks.
+  With `waits` that is an error only after some seconds.
   """
-  for attempt in range(_ATTEMPTS):
-    with contextlib.suppress(HeldError), exclusive(folder):
-      prepare()
-    try:
-      if (handle := _acquired(folder, shared=True)) is None:
-        raise ValueError(f'{folder} is on a disk without locks, where processes cannot share it; '
-                         'choose another folder, or use a single process.')
-      shared = Hold(folder, handle)
-      if is_ready():
-        return shared
-      del shared
-    except HeldError:
-      if attempt == _ATTEMPTS - 1:
-        raise
+  for _ in range(_ATTEMPTS * waits):
+    with contextlib.suppress(HeldError):
+      return hold(folder)
     time.sleep(_PAUSE)
-  raise HeldError(f'{folder} is not ready to be written; repeat the command.')
+  with contextlib.suppress(FileNotFoundError):
+    if (held := _HELD.get(_key(folder.stat()))) is not None:
+      return held
+  held = Hold(folder, _acquired(folder))
+  _HELD[held.key] = held
+  return held
 
 
 @contextlib.contextmanager
@@ -130,7 +112,7 @@ def exclusive(folder: pathlib.Path) -> Iterator[None]:
       os.close(handle)
 
 
-def _acquired(folder: pathlib.Path, shared: bool = False) -> int | None:
+def _acquired(folder: pathlib.Path) -> int | None:
   """Creates a folder and returns a handle that holds it, None without locks; raises HeldError."""
   check_system()
   path, flags = folder, os.O_RDONLY
@@ -141,7 +123,7 @@ def _acquired(folder: pathlib.Path, shared: bool = False) -> int | None:
     except FileNotFoundError:  # Its last holder has removed the folder meanwhile.
       continue
     try:
-      _lock(handle, shared)
+      _lock(handle)
     except OSError as error:
       os.close(handle)
       if isinstance(error, BlockingIOError | PermissionError):
@@ -156,13 +138,17 @@ def _acquired(folder: pathlib.Path, shared: bool = False) -> int | None:
     os.close(handle)
 
 
-def _lock(handle: int, shared: bool = False, wait: bool = False) -> None:
+def _lock(handle: int, wait: bool = False) -> None:
   """Locks an open file.
 
   Raises BlockingIOError or PermissionError if another process has locked it, EBADF on NFS if it is
   not open for writing, other errors of the system on a disk without locks.
   """
-  fcntl.flock(handle, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
+  fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+
+
+def _key(status: os.stat_result) -> tuple[int, int]:
+  return status.st_dev, status.st_ino
 
 
 def _is_at(status: os.stat_result, path: pathlib.Path) -> bool:

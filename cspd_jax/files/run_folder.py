@@ -1,42 +1,32 @@
 """Folders of runs: a run that is stopped at any moment resumes when its command is repeated.
 
 A `Run` is a folder with the settings on which everything in it depends, and its finished pieces: a
-file that exists is complete. A `Report` is a run whose files, and `report.json` with their names
-and digests, are moved to a folder that may hold other files. It replaces the earlier report of the
-same program with all its files; that of another program is refused. A file that no report wrote, or
-that has changed since, is never touched.
-
-The contents of a folder are untrusted: every name in it must be that of a file inside the folder
-(`paths.inside`), and everything is checked before any file is moved or removed.
+file that exists is complete. A `Report` fills a folder by the rule of `output` with its files and
+`report.json`, which has their names and digests. It replaces the earlier report of the same program
+with all its files; that of another program is refused. A file that no report wrote, or that has
+changed since, is never touched.
 """
 
 import functools
 import hashlib
-import json
 import os
 import pathlib
 import platform
-import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
-from flax import traverse_util
 
-from cspd_jax.files import atomic, locks, npz, paths, reading
+from cspd_jax.files import atomic, locks, npz, output, paths, reading
 from cspd_jax.version import __version__
 
-_SETTINGS = 'run.json'
 _REPORT = 'report.json'
-_UNFINISHED = 'unfinished_report'
 _RUN = 'run'  # The entry of report.json with what determines its files.
-_RESERVED = (_REPORT, _UNFINISHED, _SETTINGS)
+_RESERVED = (_REPORT, output.FOLDER, *output.NAMES)
 # Results that are kept until the report is complete.
 _NUMBERS, _ARRAYS = 'kept.json', 'kept_{}.npz'
-_MOST_DIFFERENCES = 6  # That a message lists.
 _REMEDY = 'move it away or use another folder'
-_ELSEWHERE = 'use another folder, with --output or --workdir'
 
 Arrays = Mapping[str, np.ndarray]
 # `(inputs, compute) -> arrays`, as `Report.keep`.
@@ -61,16 +51,17 @@ class Run:
                alone: bool = True):
     self.folder = paths.folder(name, folder)
     self._hold = locks.hold(self.folder)
-    if stored := stored_settings(self.folder):
-      if differences := _differences(stored, settings):
+    if stored := output.settings(self.folder):
+      if differences := output.differences(stored, settings):
         raise ValueError(f'{name} is {str(folder)!r}, which holds another run ({differences}); use '
                          'another folder.')
       return
-    left = {path.name for path in atomic.leftovers(self.folder / '*')}
-    if alone and (others := {*os.listdir(self.folder)} - left - {locks.FILE}):
+    others = [other for other in os.listdir(self.folder)
+              if other != locks.FILE and not atomic.is_left(other)]
+    if alone and others:
       raise ValueError(f'{name} is {str(folder)!r}, which holds other files, such as '
                        f'{min(others)!r}; use an empty or a new folder.')
-    atomic.write_json(self.folder / _SETTINGS, settings)
+    atomic.write_json(self.folder / output.RUN, settings)
 
   def __enter__(self) -> 'Run':
     return self
@@ -86,30 +77,6 @@ class Run:
   def write(self, name: str, tree: Any) -> None:
     """Writes a tree of arrays, in any dtypes, as an .npz file."""
     atomic.write_arrays(self.folder / name, atomic.arrays_of(tree))
-
-
-def stored_settings(folder: str | os.PathLike) -> dict[str, Any]:
-  """Returns the settings of the run in a folder, empty without one; a damaged file is an error."""
-  path = pathlib.Path(folder) / _SETTINGS
-  return reading.json(path, 'use another folder') if path.exists() else {}
-
-
-def _differences(stored: Mapping[str, Any], settings: Any) -> str:
-  """Lists the first settings that two runs do not share, empty if they are the same."""
-  old, new = (traverse_util.flatten_dict(tree, sep='.')
-              for tree in (stored, json.loads(json.dumps(settings))))
-  changes = [(name, old.get(name), new.get(name)) for name in {**old, **new}
-             if old.get(name) != new.get(name)]
-  lines = [f'other {name.replace("_", " ")}' if any(map(_is_digest, values)) else
-           '{} was {:.80}, now {:.80}'.format(name, *map(repr, values))
-           for name, *values in changes]
-  more = len(lines) - _MOST_DIFFERENCES
-  return '; '.join(lines[:_MOST_DIFFERENCES]) + (f'; {more} more' if more > 0 else '')
-
-
-def _is_digest(value: Any) -> bool:
-  """Whether a setting stands for contents, such as parameters, and tells a reader nothing."""
-  return isinstance(value, str) and re.fullmatch('[0-9a-f]{16,}', value) is not None
 
 
 class Report:
@@ -145,65 +112,68 @@ class Report:
     """
     self.folder = paths.folder('workdir', folder)
     self._program, self._run = program, atomic.plain(run or {}, 'run')
-    self._new = self.folder / _UNFINISHED
-    self._asked = self.folder, names, program, self._run, overwrite
+    self._names, self._overwrite = names, overwrite
+    self._new = self.folder / output.FOLDER
     self._hold: locks.Hold | None = None
-    self.is_complete = _is_complete(*self._asked)
-    if shared and not self.is_complete:
-      self._hold = locks.share(self.folder, self._begin, self._has_begun)
-    elif not self.is_complete:
-      # Released when the report is written or this object is deleted.
-      self._hold = locks.hold(self.folder)
-      self._begin()
-
-  def _has_begun(self) -> bool:
-    """Whether another process has begun this report; raises ValueError for another run."""
-    if self.is_complete or _is_complete(*self._asked):  # Another process has ended meanwhile.
-      self.is_complete = True
-      return True
-    content = _checked(*self._asked)
-    self._earlier = content.earlier
-    if self.has(_SETTINGS) and not content.is_same:
-      differences = _differences(stored_settings(self._new), self._run)
-      raise ValueError(f'folder is {str(self.folder)!r}, where other processes write another run '
-                       f'({differences}); {_ELSEWHERE}, or the options of that run.')
-    return content.is_same and not content.moving
-
-  def _begin(self) -> None:
-    """Resumes the unfinished report of the same run, or starts a new one."""
-    if _is_complete(*self._asked):  # Another process has ended meanwhile.
-      self.is_complete = True
+    output.finish(self.folder)
+    self.is_complete = self._is_complete()
+    if self.is_complete:
       return
-    content = _checked(*self._asked)
-    if content.moving:
-      _move(self.folder, content)  # The last report was interrupted while its files were moved.
-      self.is_complete = _is_complete(*self._asked)
-      if self.is_complete:
-        return
-      content = _checked(*self._asked)
-    self._earlier = content.earlier
-    if content.is_same:
+    self._check()
+    hold = locks.hold(self._new, waits=shared)
+    if shared and not hold.is_locked:
+      raise ValueError(f'{self.folder} is on a disk without locks, where processes cannot share '
+                       'it; choose another folder, or use a single process.')
+    self.is_complete = self._is_complete()
+    if self.is_complete:  # Another process has ended meanwhile.
+      output.remove(self._new)
       return
-    if self._new.exists():
-      _clear(self._new)
-    self._new.mkdir()
-    atomic.write_json(self._new / _SETTINGS, self._run)
+    output.begin(self.folder, self._run, names, self._check(), overwrite)
+    # Released when the report is written or this object is deleted.
+    self._hold = None if shared else hold
+
+  def _check(self) -> dict[str, str]:
+    """Returns the files of an earlier report; raises ValueError unless this one can begin."""
+    self._earlier = _listed(self.folder, self._program)
+    output.check(self.folder, None)
+    if not self._overwrite and self._earlier:
+      finished = _finished_run(self.folder)
+      reason = output.differences(finished, self._run) or 'files of it have changed since'
+      raise ValueError(
+          f'folder is {str(self.folder)!r}, which holds a report already'
+          f'{f" ({reason})" if finished and self._run else ""}; {output.ELSEWHERE}, or pass '
+          'overwrite.')
+    output.check(self.folder, self._run, self._names, self._earlier, self._overwrite)
+    return self._earlier
+
+  def _is_complete(self) -> bool:
+    """Whether the folder holds the finished report of this run with all files as they were."""
+    if self._overwrite or not self._run or _finished_run(self.folder) != self._run:
+      return False
+    listed = _listed(self.folder, self._program)
+    return listed.keys() >= {*self._names} and all(
+        output.is_own(self.folder / name, digest) for name, digest in listed.items())
 
   def has(self, name: str) -> bool:
     """Whether an interrupted run has already written the file `name`."""
     return (self._new / name).exists()
 
   def is_last(self, names: Sequence[str]) -> bool:
-    """Ends the sharing of a report, and returns whether this process is the one to complete it.
+    """Returns whether this process of several is to complete the report, which is then its own.
 
-    It is if all files `names` exist and no other process shares the report, which is then its own.
+    It is if all files `names` exist, and no other process completes it.
     """
-    self._hold = None
+    if not all(self.has(name) for name in names):
+      return False
     try:
-      self._hold = locks.hold(self.folder)
+      self._hold = locks.hold(self._new)
     except locks.HeldError:
       return False
-    return all(self.has(name) for name in names)
+    if all(self.has(name) for name in names):
+      return True
+    output.remove(self._new)  # Another process has completed it meanwhile.
+    self._hold = None
+    return False
 
   def keep(self, inputs: Sequence[Any], compute: Callable[[], Arrays]) -> Arrays:
     """Returns what `compute` returns, arrays by name, or has returned in an interrupted run.
@@ -242,7 +212,9 @@ class Report:
 
     Raises ValueError unless it is a plain name, of no other file there, and the folder exists.
     """
-    _check_name(self.folder, name, self._earlier.get(name))
+    if not paths.is_plain(name) or name in _RESERVED:
+      raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
+    output.check_free(self.folder, name, self._earlier)
     self._check_there()
     return self._new / name
 
@@ -262,24 +234,27 @@ class Report:
     for pattern in (_NUMBERS, _ARRAYS.format('*')):
       for path in self._new.glob(pattern):
         path.unlink()
-    content['files'] = {name: _digest(path) for name, path in _files(self._new).items()
-                        if name not in _RESERVED}
+    content['files'] = {path.name: output.digest_of(path) for path in sorted(self._new.iterdir())
+                        if path.name not in _RESERVED and not atomic.is_left(path.name)}
     atomic.write_json(self._new / _REPORT, content)
-    _move(self.folder, _checked(self.folder, (), self._program, {}, True))
+    output.commit(self.folder, _listed(self.folder, self._program), last=_REPORT)
+    output.remove(self._new)
     self._hold = None
 
   def _check_there(self) -> None:
-    """Raises ValueError if the folder was removed while the report was written."""
+    """Raises ValueError if the unfinished work was removed while the report was written."""
     if self._hold is not None:
       self._hold.check()
-    if not self._new.is_dir():
+    if not self.has(output.RUN):
       raise ValueError(f'{self._new} was removed while it was written; repeat the command.')
 
 
 def check(folder: str | os.PathLike, names: Sequence[str] = (), *,
           program: str | None = None) -> None:
   """Raises the errors of `Report` early, for programs that write a report after hours of work."""
-  _checked(paths.folder('workdir', folder), names, program, {}, True)
+  place = paths.folder('workdir', folder)
+  output.finish(place)
+  output.check(place, {}, names, _listed(place, program))
 
 
 def _machine() -> dict[str, Any]:
@@ -294,7 +269,7 @@ def _machine() -> dict[str, Any]:
 def stored_run(folder: str | os.PathLike, finished: bool = True) -> dict[str, Any]:
   """Returns settings of the run, or if `finished` the report, in a folder; empty without one."""
   place = paths.find('folder', folder)
-  if settings := stored_settings(place) or stored_settings(place / _UNFINISHED):
+  if settings := output.settings(place) or output.settings(place / output.FOLDER):
     return settings
   return _finished_run(place) if finished else {}
 
@@ -304,95 +279,6 @@ def _finished_run(folder: pathlib.Path) -> dict[str, Any]:
   path = folder / _REPORT
   run = reading.json(path, _REMEDY).get(_RUN) if path.exists() else None
   return run if isinstance(run, dict) else {}
-
-
-def _is_complete(folder: pathlib.Path, names: Sequence[str], program: str | None,
-                 run: dict[str, Any], overwrite: bool) -> bool:
-  """Whether a folder holds the finished report of a run with these files, all as they were."""
-  is_there = (folder / _REPORT).exists() and not (folder / _UNFINISHED / _REPORT).exists()
-  if overwrite or not run or not is_there or stored_run(folder) != run:
-    return False
-  listed = _listed(folder, program)
-  return listed.keys() >= {*names} and all(
-      name == _REPORT or _is_own(folder / name, digest) for name, digest in listed.items())
-
-
-class _Content(NamedTuple):
-  """The reports in a folder: files, with report.json, and their digests."""
-
-  earlier: dict[str, str]  # Of its finished report.
-  moving: dict[str, str]  # Of one that was interrupted while they were moved.
-  is_same: bool  # Whether the unfinished report is of the run that is asked for.
-
-
-def _checked(folder: pathlib.Path, names: Sequence[str], program: str | None,
-             run: dict[str, Any], overwrite: bool) -> _Content:
-  """Returns the reports in a folder; raises ValueError unless a new one can begin there."""
-  new, earlier = folder / _UNFINISHED, _listed(folder, program)
-  moving, stored, pieces = dict[str, str](), dict[str, Any](), set[str]()
-  if os.path.lexists(new):
-    if new.is_symlink() or not new.is_dir():
-      raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} is not the folder of a '
-                       f'report; {_REMEDY}.')
-    pieces, moving, stored = {*_files(new)}, _listed(new, program), stored_settings(new)
-    if not moving and pieces and _SETTINGS not in pieces:
-      raise ValueError(f'folder is {str(folder)!r}, where {_UNFINISHED} does not hold a report '
-                       f'that can be resumed; {_REMEDY}.')
-  is_same = bool(run) and stored == run
-  if not overwrite and (earlier or moving and not is_same):
-    finished = _finished_run(folder)
-    reason = _differences(finished, run) or 'files of it have changed since'
-    raise ValueError(f'folder is {str(folder)!r}, which holds a report already'
-                     f'{f" ({reason})" if finished and run else ""}; {_ELSEWHERE}, or pass '
-                     'overwrite.')
-  if stored and pieces != {_SETTINGS} and not moving and not is_same and not (overwrite and run):
-    raise ValueError(
-        f'folder is {str(folder)!r}, where another run was stopped'
-        f'{f" ({_differences(stored, run)})" if run else ""}; resume that one, {_ELSEWHERE}, or '
-        f'{"pass overwrite" if run else f"remove {_UNFINISHED} in it"}.')
-  for name in [*names, *(pieces & moving.keys() - {_REPORT})]:
-    _check_name(folder, name, earlier.get(name), moving.get(name))
-  return _Content(earlier, moving, is_same)
-
-
-def _check_name(folder: pathlib.Path, name: str, *digests: str | None) -> None:
-  """Raises ValueError if a file would replace one without the digests, that no report wrote."""
-  if not paths.is_plain(name) or name in _RESERVED:
-    raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
-  path = folder / name
-  if os.path.lexists(path) and not any(_is_own(path, digest) for digest in digests):
-    raise ValueError(f'folder is {str(folder)!r}, where {name} was not written by a '
-                     f'report, or changed since; {_REMEDY}.')
-
-
-def _move(folder: pathlib.Path, content: _Content) -> None:
-  """Moves finished files to their final names; after an interruption the next report resumes."""
-  new = folder / _UNFINISHED
-  # report.json comes last: until then both lists of files exist, so that this can be resumed.
-  for name in content.moving:
-    if name != _REPORT and (new / name).exists():
-      (new / name).replace(folder / name)
-  for name, digest in content.earlier.items():
-    if name not in content.moving and _is_own(folder / name, digest):
-      (folder / name).unlink()
-  (new / _REPORT).replace(folder / _REPORT)
-  _clear(new)
-
-
-def _clear(new: pathlib.Path) -> None:
-  """Removes the folder of an unfinished report, its settings last."""
-  for left in atomic.leftovers(new / '*'):
-    left.unlink()
-  names = _files(new)
-  for name in sorted(names, key=lambda name: name == _SETTINGS):
-    names[name].unlink()
-  new.rmdir()
-
-
-def _files(folder: pathlib.Path) -> dict[str, pathlib.Path]:
-  """Returns the files of a folder by name, without temporary ones; all else raises ValueError."""
-  names = {*os.listdir(folder)} - {left.name for left in atomic.leftovers(folder / '*')}
-  return {name: paths.inside(folder, name, folder) for name in sorted(names)}
 
 
 def _listed(folder: pathlib.Path, program: str | None) -> dict[str, str]:
@@ -411,16 +297,5 @@ def _listed(folder: pathlib.Path, program: str | None) -> dict[str, str]:
   if (name := report.get('program')) != program:
     whose = 'another program' if name is None else f'{name!r:.80}'
     raise ValueError(f'folder is {str(folder)!r}, which holds a report of {whose}; it is not '
-                     f'replaced: {_ELSEWHERE}.')
-  return {_REPORT: '', **{name: str(digest) for name, digest in report['files'].items()}}
-
-
-def _is_own(path: pathlib.Path, digest: str | None) -> bool:
-  """Whether a file is the one that a report wrote, by its digest."""
-  return (digest is not None and path.is_file() and not path.is_symlink()
-          and _digest(path) == digest)
-
-
-def _digest(path: pathlib.Path) -> str:
-  with path.open('rb') as file:
-    return hashlib.file_digest(file, 'sha256').hexdigest()
+                     f'replaced: {output.ELSEWHERE}.')
+  return {_REPORT: '', **{name: str(digest) or '-' for name, digest in report['files'].items()}}

@@ -7,11 +7,12 @@ as safetensors; see `files.weights`. `families.folder` builds models from them.
 
 import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ from jax.experimental.layout import Format, Layout
 from cspd_jax import sharding as sharding_lib
 from cspd_jax.core import fields, naming
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.files import atomic, folders, matrices, paths, reading, weights
+from cspd_jax.files import atomic, matrices, output, paths, reading, weights
 
 FILE, _FORMAT = 'model.json', 1
 _REMEDY = 'copy or convert the model again'
@@ -154,8 +155,10 @@ def _described(folder: pathlib.Path) -> tuple[str, Any, dict[str, Any], dict[str
     raise CheckpointError(f'{folder}: its config is not valid: {str(error):.1000}') from error
 
 
-def _listed(folder: pathlib.Path) -> list[str]:
-  """Lists the files that `save` wrote into a folder; raises CheckpointError for other folders."""
+def _own(folder: pathlib.Path) -> list[str]:
+  """Lists the files that `save` wrote into a folder; CheckpointError if another file is FILE."""
+  if not os.path.lexists(folder / FILE):
+    return []
   try:
     content = reading.json(folder / FILE, 'no network was saved there')
     if not isinstance(content['kind'], str):
@@ -165,8 +168,23 @@ def _listed(folder: pathlib.Path) -> list[str]:
   except (ValueError, KeyError, TypeError) as error:
     raise CheckpointError(f'path is {folder}, which exists and is not a checkpoint; choose another '
                           f'folder or remove it ({type(error).__name__}: {error}).') from error
-  left = [path.name for path in atomic.leftovers(folder / FILE)]
-  return [*names, *left, FILE]
+  return [*names, FILE]
+
+
+def _entries(folder: pathlib.Path, parts: Iterable[str]) -> dict[str, Any]:
+  """Returns, for `output`, the files of networks in a folder, and what is or may be in their way.
+
+  The parts are folders in it; '.' is the folder itself.
+  """
+  earlier, names = {}, []
+  for part in parts:
+    place, path = folder / part, pathlib.PurePath(part)
+    names.append((path / FILE).as_posix())
+    if place.is_dir() and not place.is_symlink():
+      earlier |= dict.fromkeys(((path / name).as_posix() for name in _own(place)), '')
+      names += [(path / name).as_posix() for name in os.listdir(place)
+                if weights.NAMES.fullmatch(name)]
+  return dict(names=names, earlier=earlier)
 
 
 def _check_names(folder: pathlib.Path, names: Sequence[Any], links: bool = False) -> None:
@@ -217,7 +235,7 @@ def shipped() -> list[str]:
 
 def save(path: str | os.PathLike, kind: str, config: Any, params: Params, *, dtype: Any = None,
          extra: Mapping[str, Any] | None = None, allow_nonfinite: bool = False) -> None:
-  """Saves a model, and replaces an older checkpoint in the same folder, completely or not at all.
+  """Saves a model, and replaces an older one in the same folder, completely or not at all.
 
   The kind is a key of `KINDS`, and the config has the model's sizes. `dtype` is the stored dtype of
   floating-point parameters, None preserves theirs; `extra` are JSON values by name, which `load`
@@ -225,8 +243,8 @@ def save(path: str | os.PathLike, kind: str, config: Any, params: Params, *, dty
 
   Raises:
     CheckpointError: if the parameters do not belong to the config or are not finite, `dtype` is not
-      a floating-point dtype, `path` is neither an older checkpoint nor an empty folder, it holds
-      files that `save` did not write, or another process is writing it.
+      a floating-point dtype, or another process is writing there, and for a file in the way that
+      `save` did not write; others in the folder stay.
   """
   _check_config(kind, config)
   params = matrices.plain(params)
@@ -237,13 +255,15 @@ def save(path: str | os.PathLike, kind: str, config: Any, params: Params, *, dty
 
 def save_groups(
     path: str | os.PathLike, kind: str, config: Any, groups: Sequence[weights.Group], *,
-    state: Any = None, dtype: Any = None, extra: Mapping[str, Any] | None = None,
-    allow_nonfinite: bool = False, progress: Callable[[int, int], None] | None = None) -> None:
+    state: Mapping[str, Any] | None = None, dtype: Any = None,
+    extra: Mapping[str, Any] | None = None, allow_nonfinite: bool = False,
+    progress: Callable[[int, int], None] | None = None) -> None:
   """Saves a model like `save`, but builds one group of parameters after the other.
 
   The groups are functions that each return a part of the parameters' tree. Those that a killed
-  process wrote are reused by the next one with the same `state`, a JSON value on which they depend;
-  None starts again. `progress` is called with the numbers of groups so far and of all.
+  process wrote are reused by the next one with the same `state`, JSON values by name on which they
+  depend, and a network that is there with this state stays; None starts again. `progress`
+  is called with the numbers of groups so far and of all.
   """
   _check_config(kind, config)
   try:
@@ -253,41 +273,87 @@ def save_groups(
   with _refused():
     weights.checked_dtype(dtype)
     folder = paths.folder('path', path).resolve()
-    recover(folder.parent)
-    with folders.replacing(folder, _listed, state) as new:
-      write(new, kind, config, groups, extra, dtype=dtype, allow_nonfinite=allow_nonfinite,
-            progress=progress)
+    recover(folder)
+    if state is not None and _is_written(folder, state):
+      return
+    with output.filling(folder, {} if state is None else dict(state), last=FILE,
+                        **_entries(folder, ['.'])) as new:
+      write(new, kind, config, groups, extra, state=state, dtype=dtype,
+            allow_nonfinite=allow_nonfinite, progress=progress)
 
 
 def write(folder: pathlib.Path, kind: str, config: Any, groups: Sequence[weights.Group],
-          extra: Mapping[str, Any] | None = None, **options: Any) -> None:
+          extra: Mapping[str, Any] | None = None, *, state: Mapping[str, Any] | None = None,
+          **options: Any) -> None:
   """Writes a network, as `save_groups`, into a folder of `joining` unless it is complete there."""
   if (folder / FILE).exists():
     return
   digests = weights.write(folder, _expected(KINDS[kind], config), groups, **options)
+  made_of = {} if state is None else dict(state=_digest(state))
   atomic.write_json(folder / FILE, {
       'format': _FORMAT, 'kind': kind, 'config': dataclasses.asdict(config),
-      'metadata': dict(extra or {}), 'files': weights.file_sizes(folder), 'blake2b': digests})
+      'metadata': dict(extra or {}), 'files': weights.file_sizes(folder), 'blake2b': digests,
+      **made_of})
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+  return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def _is_written(folder: pathlib.Path, state: Mapping[str, Any]) -> bool:
+  """Whether a folder holds the network of a state, every file as it was saved."""
+  try:
+    content = reading.json(folder / FILE, _REMEDY)
+    names = list(content['blake2b'])
+    _check_names(folder, names)
+    return content.get('state') == _digest(state) and (
+        weights.digests(folder, names) == content['blake2b'])
+  except (ValueError, KeyError, TypeError, OSError):
+    return False
 
 
 @contextlib.contextmanager
-def joining(folder: pathlib.Path, states: Mapping[str, Any], file: str,
+def joining(folder: pathlib.Path, states: Mapping[str, Mapping[str, Any]], file: str,
             content: Callable[[], Any]) -> Iterator[dict[str, pathlib.Path]]:
-  """Yields folders to `write` networks into, as `folders.replacing_together`."""
-  with _refused(), folders.replacing_together(folder, states, _listed, file, content) as new:
-    yield new
+  """Yields folders to `write` networks into, which are moved into a folder when the block ends.
+
+  Args:
+    folder: absolute; the folders in it that exist are filled.
+    states: all that determines each network, by the name of its folder. One that is there with its
+      state stays, and is not among the folders.
+    file: the name of a file in the folder, which is moved last.
+    content: returns its JSON content when all networks are complete.
+  """
+  with _refused():
+    recover(folder)
+    states = {name: state for name, state in states.items()
+              if not _is_written(folder / name, state)}
+    entries = _entries(folder, states)
+    entries['earlier'][file] = ''
+    with output.filling(folder, dict(states), last=file, **entries) as work:
+      for name in states:
+        (work / name).mkdir(exist_ok=True)
+      yield {name: work / name for name in states}
+      atomic.write_json(work / file, content())
 
 
 def recover(folder: pathlib.Path) -> None:
-  """Finishes the work of a process that was killed in `joining`."""
+  """Completes the moves of a program that was killed in a folder of networks or of a model."""
   with _refused():
-    folders.recover_together(folder, _listed, FILE)
+    for place in (folder.parent, folder):
+      output.finish(place)
 
 
-def check_place(path: str | os.PathLike, resumes: bool = False) -> None:
-  """Raises CheckpointError if `save`, or `save_groups` with a state if `resumes`, would refuse."""
+def check_place(path: str | os.PathLike, parts: Iterable[str] = ('.',),
+                resumes: bool = False) -> None:
+  """Raises CheckpointError if networks cannot be saved in these folders in a folder.
+
+  With `resumes` it may hold unfinished work of a run with a state.
+  """
   with _refused():
-    folders.check(paths.folder('path', path).resolve(), _listed, resumes)
+    folder = paths.folder('path', path).resolve()
+    recover(folder)
+    output.check(folder, None if resumes else {}, **_entries(folder, parts))
 
 
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
@@ -401,8 +467,7 @@ def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: s
     return ASSETS / str(path_or_name)
   with _refused():
     folder = paths.find(name, path_or_name)
-    recover(folder.parent)
-    folders.recover(folder)
+    recover(folder)
   if not folder.exists():
     raise CheckpointError(
         f'{name} is {paths.shown(path_or_name)}: there is no such folder'

@@ -232,6 +232,9 @@ def write_coco(folder: pathlib.Path, images: Sequence[StoredImages], size: int |
   atomic.write_json(folder / 'captions.json', captions)
 
 
-def listed(folder: pathlib.Path) -> Sequence[str]:
-  """Raises ValueError for a folder that is not empty: an arrangement replaces none."""
-  raise ValueError(f'output is {str(folder)!r}, which is not empty; choose another folder.')
+def names(layout: str, divided: Sequence[StoredImages] | Sequence[Group]) -> list[str]:
+  """Returns what a layout of images, or groups of them, writes into its folder."""
+  if layout in ('adm', 'coco'):
+    return ['samples.npz'] if layout == 'adm' else ['images', 'captions.json']
+  ending = '.png' if layout == 'dpg' else ''
+  return [group.name + ending for group in divided if isinstance(group, Group)]

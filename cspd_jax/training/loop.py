@@ -4,16 +4,17 @@ The whole state, including the step, is saved in files, and batches are a functi
 run that is started again continues after the last readable state and ends with the parameters of an
 uninterrupted run. Metrics go to a file with one JSON object per line.
 
-A saved step is a folder with an Orbax checkpoint, which appears as a whole, and with digests of its
-files. The last two are retained: if one is damaged, training continues from the one before.
+An Orbax `CheckpointManager` keeps the last two steps, each with digests of its arrays: if one is
+damaged, training continues from the one before.
 """
 
 import dataclasses
 import functools
+import hashlib
 import json
 import os
 import pathlib
-import re
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
@@ -21,23 +22,26 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
+import orbax.checkpoint as ocp
 from absl import logging
-from orbax.checkpoint import v1 as ocp
 
 from cspd_jax.core import progress
-from cspd_jax.files import atomic, folders, paths, reading, weights
+from cspd_jax.files import atomic, paths
 from cspd_jax.training.optimizer import OptimizerConfig
 
-# Maximum length in bytes of a line of metrics; the loop writes no longer ones.
-_LONGEST_LINE = 1 << 20
 # Upper bounds of fields of a smoke test, in whichever part of a recipe they are.
 _SMOKE = dict(
     num_steps=6, batch_size=4, warmup_steps=2, cooldown_steps=2, quantize_from=2,
     windows_per_image=2, num_depths=2, num_train_images=16, num_held_out_images=8,
     num_measured_images=2, num_plain_images=16, log_every=2, checkpoint_every=2, evaluate_every=3)
 
-# In the folder of a step: the checkpoint, and the digests of its files.
-_STATE, _DIGESTS = 'state', 'digests.json'
+# Saved steps that are kept; one is there if another is damaged.
+_KEPT = 2
+# Threads of Orbax that save in the background would meet a full disk too late.
+_STEPS = ocp.CheckpointManagerOptions(
+    max_to_keep=_KEPT, step_prefix='step', step_format_fixed_length=8,
+    enable_async_checkpointing=False, cleanup_tmp_directories=True,
+    save_root_metadata=False)
 # Bytes that Orbax writes in addition to the numbers.
 _MARGIN = 1 << 20
 
@@ -87,7 +91,8 @@ def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array
   workdir = check_folder('workdir', workdir)
   folder, metrics_path = workdir / name, paths.inside(workdir, f'{name}.jsonl', workdir)
   folder.mkdir(parents=True, exist_ok=True)
-  if (restored := restore(folder, state)) is not None:
+  steps = manager(folder)
+  if (restored := restore(steps, state)) is not None:
     state = restored
     logging.info('%s: continuing after step %d', name, int(state.step))
   if (start := int(state.step)) > num_steps:
@@ -109,7 +114,8 @@ def run(state: Any, step_fn: Callable[[Any, Any], tuple[Any, dict[str, jax.Array
       with atomic.naming(metrics_path), metrics_path.open('a', encoding='utf-8') as file:
         file.write(json.dumps({'step': done, **record}) + '\n')
     if _due(done, intervals.checkpoint_every, num_steps):
-      save(folder, done, state)
+      save(steps, done, state)
+  steps.close()
   jax.block_until_ready(state)
   if start < num_steps:
     logging.info('%s: %d steps in %.0f s', name, num_steps - start, time.time() - began)
@@ -141,103 +147,88 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
   if not path.exists():
     return
   with path.open('rb') as lines, atomic.writing(path) as remaining:
-    while line := lines.readline(_LONGEST_LINE):
+    for line in lines:
       try:
         if json.loads(line)['step'] <= step:
           remaining.write(line.rstrip() + b'\n')
-      except (ValueError, KeyError, TypeError, RecursionError):
+      except (ValueError, KeyError, TypeError):
         continue
 
 
-def save(folder: pathlib.Path, number: int, state: Any) -> None:
-  """Saves the state after step `number` and removes all earlier ones but the last.
+def manager(folder: pathlib.Path) -> ocp.CheckpointManager:
+  """Returns the manager of the steps in a folder, which exists and is that of one training alone.
 
-  The folder is for this training alone. A full or read-only disk raises OSError.
-  """
-  arrays = atomic.arrays_of(jax.device_get(state))
-  leaves = {name: leaf for name, leaf in arrays.items() if leaf.size}  # Orbax stores no others.
-  folder = folder.resolve()
-  with folders.replacing(folder / f'step_{number:08d}', _listed) as new:
-    _reserve(new / _STATE, _MARGIN + sum(leaf.nbytes for leaf in leaves.values()))
-    ocp.save_checkpointables(new / _STATE, {'state': leaves})
-    atomic.write_json(new / _DIGESTS, weights.digests(new, _names(new)))
-  saved = _steps(folder)
-  # Later steps are from before a damaged one made the training go back.
-  for later in [step for step in saved if step > number]:
-    folders.remove(saved.pop(later), _listed)
-  _remove_old(saved)
-
-
-def restore(folder: pathlib.Path, like: Any) -> Any:
-  """Reads the last readable state, or None; logs a warning for each damaged one.
-
-  It has the structure, shapes and dtypes of `like`; states of another training raise ValueError.
+  Raises ValueError for a link, in whose target steps would be removed.
   """
   if folder.is_symlink():
     raise ValueError(f'{folder} is a link, and files in its target would be removed; move it away, '
                      'or use another folder.')
-  saved = _steps(folder.resolve())
-  for number in sorted(saved, reverse=True):
+  return ocp.CheckpointManager(folder.resolve(), options=_STEPS, item_handlers=dict(
+      state=ocp.StandardCheckpointHandler(), digests=ocp.JsonCheckpointHandler()))
+
+
+def save(steps: ocp.CheckpointManager, number: int, state: Any) -> None:
+  """Saves the state after step `number`; a full or read-only disk raises OSError."""
+  arrays = _stored(atomic.arrays_of(jax.device_get(state)))
+  _reserve(pathlib.Path(steps.directory), _MARGIN + sum(array.nbytes for array in arrays.values()))
+  # Later steps are from before a damaged one made the training go back.
+  for later in [step for step in steps.all_steps() if step >= number]:
+    steps.delete(later)
+  steps.save(number, args=ocp.args.Composite(
+      state=ocp.args.StandardSave(arrays), digests=ocp.args.JsonSave(_digests(arrays))))
+
+
+def restore(steps: ocp.CheckpointManager, like: Any) -> Any:
+  """Reads the last readable state, or None; logs a warning for each damaged one.
+
+  It has the structure, shapes and dtypes of `like`; states of another training raise ValueError.
+  """
+  for number in sorted(steps.all_steps(), reverse=True):
     try:
-      arrays = _read(saved[number])
-    except ValueError as error:
-      logging.warning('%s', error)
+      arrays = _read(steps, number)
+    except Exception as error:  # Orbax and the libraries below it raise errors of every kind.
+      logging.warning('step %d in %s cannot be read (%.200s); going back to an earlier step.',
+                      number, steps.directory, error)
       continue
-    empty = {name: leaf for name, leaf in atomic.arrays_of(like).items() if not leaf.size}
+    # A process may have been killed while it removed a step that its last one replaced.
+    for old in [step for step in sorted(steps.all_steps()) if step <= number][:-_KEPT]:
+      steps.delete(old)
+    named = atomic.arrays_of(like)
+    empty = {name: leaf for name, leaf in named.items() if name not in _stored(named)}
     # A step of the training donates the memory of its input, so it must be JAX's own.
-    state = jax.tree.map(jnp.array, atomic.tree_of(empty | arrays, like, saved[number]))
-    # A process may have been killed before it removed the steps that its last one replaced.
-    _remove_old({step: path for step, path in saved.items() if step <= number})
-    return state
+    return jax.tree.map(jnp.array, atomic.tree_of(
+        empty | arrays, like, pathlib.Path(steps.directory)))
   return None
 
 
-def _reserve(path: pathlib.Path, size: int) -> None:
-  """Raises the system's error if a file of `size` bytes cannot be written."""
-  # If a disk is full, the threads of Orbax print pages.
-  with atomic.naming(path), path.open('xb') as stream:
-    os.posix_fallocate(stream.fileno(), 0, size)
-  path.unlink()
-
-
-def _names(step: pathlib.Path) -> list[str]:
-  return sorted(path.relative_to(step).as_posix() for path in (step / _STATE).rglob('*')
-                if path.is_file())
-
-
-def _listed(step: pathlib.Path) -> list[str]:
-  """Returns everything that `save` writes into the folder of a step."""
-  return [*_names(step), _DIGESTS]
-
-
-def _read(step: pathlib.Path) -> dict[str, np.ndarray]:
-  """Returns the arrays of a step by name; raises ValueError if a file is damaged."""
-  digests = reading.json(step / _DIGESTS, 'going back to an earlier step')
-  if digests != weights.digests(step, _names(step)):
-    raise ValueError(f'{step} has other files than were saved; going back to an earlier step.')
-  described = ocp.checkpointables_metadata(step / _STATE).metadata['state']
+def _read(steps: ocp.CheckpointManager, number: int) -> dict[str, np.ndarray]:
+  """Returns the arrays of a step by name; raises an error of any kind if it is damaged."""
+  described = steps.item_metadata(number)['state']
   # Orbax returns host arrays if they are requested. These are views of one number.
   like = {name: np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
           for name, leaf in described.items()}
-  return ocp.load_checkpointables(step / _STATE, {'state': like})['state']
+  result = steps.restore(number, args=ocp.args.Composite(
+      state=ocp.args.StandardRestore(like), digests=ocp.args.JsonRestore()))
+  if result['digests'] != _digests(result['state']):
+    raise ValueError('other numbers than were saved')
+  return result['state']
 
 
-def _remove_old(saved: dict[int, pathlib.Path]) -> None:
-  for number in sorted(saved)[:-2]:
-    folders.remove(saved[number], _listed)
+def _stored(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the arrays that have numbers; Orbax stores no others."""
+  return {name: array for name, array in arrays.items() if array.size}
 
 
-def _steps(folder: pathlib.Path) -> dict[int, pathlib.Path]:
-  """Returns the folders of saved steps by number; removes what a killed process left of others."""
-  saved: dict[int, pathlib.Path] = {}
-  for path in list(folder.iterdir()):
-    if match := re.fullmatch(r'step_(\d+)', path.name):
-      saved[int(match[1])] = path
-    elif match := re.fullmatch(r'\.(step_\d+)\.unfinished', path.name):
-      folders.discard(folder / match[1], _listed)
-    else:
-      raise ValueError(f'{path} is not a step of a training; move it away, or use another folder.')
-  return saved
+def _digests(arrays: dict[str, np.ndarray]) -> dict[str, str]:
+  return {name: hashlib.blake2b(np.ascontiguousarray(array).data, digest_size=16).hexdigest()
+          for name, array in arrays.items()}
+
+
+def _reserve(folder: pathlib.Path, size: int) -> None:
+  """Raises the system's error if `size` bytes cannot be written into a folder."""
+  # If a disk is full, the threads of Orbax print pages.
+  with atomic.naming(folder), tempfile.TemporaryFile(dir=folder) as stream:
+    os.posix_fallocate(stream.fileno(), 0, size)
 
 
 def smoke(recipe: Any) -> Any:

@@ -12,7 +12,7 @@ from PIL import Image
 
 import cspd_jax
 from cspd_jax.commands import evaluate
-from cspd_jax.files import folders, paths, reading
+from cspd_jax.files import output, paths, reading
 from cspd_jax.metrics import layouts
 from tests.experiments import calls
 
@@ -145,23 +145,27 @@ def test_bad_input(run, place, name):
   calls.check_refused(run(*words), message)
 
 
-def test_a_folder_in_use_is_refused_and_kept(run, place):
+def test_a_folder_in_use_is_filled_and_what_is_in_it_stays(run, place):
   (place / 'out').mkdir()
   (place / 'out' / 'mine').write_text('x')
+  assert run().code == 0
+  assert sorted(os.listdir(place / 'out')) == ['mine', 'samples.npz']
+  assert run().code == 0, 'the same images once more'
+  (place / 'out' / 'samples.npz').write_bytes(b'mine')
   result = run()
-  assert result.code == 2 and 'is not empty' in result.err
-  assert [file.name for file in (place / 'out').iterdir()] == ['mine']
+  assert result.code == 2 and 'samples.npz was not written by this program' in result.err
+  assert sorted(os.listdir(place / 'out')) == ['mine', 'samples.npz']
 
 
 def test_the_work_of_a_stopped_conversion_stays(run, place, monkeypatch):
   """It was removed in silence, finished networks with it."""
-  with pytest.raises(KeyboardInterrupt), folders.replacing(
-      place / 'out', layouts.listed, state='a conversion') as new:
+  with pytest.raises(KeyboardInterrupt), output.filling(
+      place / 'out', dict(family='a conversion')) as new:
     (new / 'model.safetensors').write_text('hours of work')
     raise KeyboardInterrupt
   monkeypatch.setattr(layouts, 'write_adm', lambda *_, **__: pytest.fail('images are read'))
   result = run()
-  assert result.code == 2 and 'holds the work of a stopped command' in result.err
+  assert result.code == 2 and 'where another run was stopped' in result.err
   assert (new / 'model.safetensors').read_text() == 'hours of work'
 
 

@@ -176,11 +176,15 @@ def test_stopped_conversions_go_on_if_the_source_is_the_same(tmp_path, monkeypat
   for tensors, kept in ((first, True), (second, False)):
     with pytest.raises(KeyboardInterrupt):
       run(stop)
-    assert not (tmp_path / 'out').exists() and len(made) == 2
+    assert os.listdir(tmp_path / 'out') == ['.unfinished'] and len(made) == 2
     before = sum(made, []) if kept else []
-    with max((tmp_path / '.out.unfinished' / 'new').glob('*.part')).open('ab') as part:
+    with max((tmp_path / 'out' / '.unfinished').glob('*.part')).open('ab') as part:
       part.write(b'of a group in which a process was killed' * 500)
     safetensors.numpy.save_file(tensors, source)
+    if not kept:
+      with pytest.raises(ValueError, match=r'another run was stopped \(other extra.sha256.*remove'):
+        run()
+      shutil.rmtree(tmp_path / 'out' / '.unfinished')
     run()
     assert len(list((tmp_path / 'out').glob('model-*'))) > 1
     written = sorted(weights.named(store.load(tmp_path / 'out').params))

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import pathlib
 import shutil
 
 import jax
@@ -15,7 +16,7 @@ import cspd_jax
 from checkpoints_conversion import command, convert, folder, rules
 from checkpoints_conversion.rules import base
 from cspd_jax.continuous import specification
-from cspd_jax.files import folders, store
+from cspd_jax.files import output, store
 from cspd_jax.models import llamagen, mar
 from tests.conversion import small
 
@@ -112,13 +113,11 @@ def _spoil(part):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('where', ['numbers', 'sizes', 'missing', 'twice', 'stranger'])
+@pytest.mark.parametrize('where', ['numbers', 'sizes', 'missing', 'twice'])
 def test_all_parts_are_converted_or_none(tmp_path, where):
   _convert(tmp_path, 'llamagen')
   _convert(tmp_path, 'llamagen_vq')
   (tmp_path / 'model' / 'notes.txt').write_text('mine')
-  if where == 'stranger':
-    (tmp_path / 'model' / 'target' / 'notes.txt').write_text('mine')
   before = _files(tmp_path / 'model')
   parts = _parts(tmp_path, llamagen=dataclasses.replace(
       TARGET, vocab_size=8) if where == 'sizes' else TARGET)
@@ -128,12 +127,11 @@ def test_all_parts_are_converted_or_none(tmp_path, where):
     parts[-1].source.unlink()
   elif where == 'twice':
     parts[0] = parts[-1]
-  for output in ('model',) if where == 'stranger' else ('fresh/model', 'model'):
+  for place in ('fresh/model', 'model'):
     with pytest.raises(ValueError, match={
         'numbers': 'not finite', 'sizes': 'codebook_size 9, but the target',
-        'missing': 'no such file', 'twice': 'each must have its own',
-        'stranger': "holds 'notes.txt' and would be replaced"}[where]):
-      folder.convert_parts(parts, tmp_path / output)
+        'missing': 'no such file', 'twice': 'each must have its own'}[where]):
+      folder.convert_parts(parts, tmp_path / place)
   assert not (tmp_path / 'fresh').exists()
   assert _files(tmp_path / 'model') == before
 
@@ -149,7 +147,7 @@ def test_an_interrupted_conversion_goes_on(tmp_path):
   with pytest.raises(KeyboardInterrupt):
     folder.convert_parts(parts, tmp_path / 'model', progress=stop)
   assert all(name.startswith('.') for name in os.listdir(tmp_path / 'model'))
-  written = _files(tmp_path / 'model' / '.tokenizer.unfinished' / 'new')
+  written = _files(tmp_path / 'model' / output.FOLDER / 'tokenizer')
   assert written
   folder.convert_parts(parts, tmp_path / 'model', progress=lambda name: shown.append(name) or (
       contextlib.nullcontext()))
@@ -165,16 +163,16 @@ def test_a_reader_finishes_a_stopped_replacement(tmp_path, monkeypatch, reader):
   small = dataclasses.replace(TARGET, ffn_dim=16)
   parts = _parts(tmp_path, llamagen=small)[::2]
 
-  def stop(place):
-    if place.path.name == ('tokenizer' if reader == 'save' else 'target'):
+  def stop(path, target):
+    if target == tmp_path / 'model' / 'target' / 'model.safetensors':
       raise KeyboardInterrupt
-    move(place)
+    replace(path, target)
 
-  move = folders._Place.move
+  replace = pathlib.Path.replace
   with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-    patch.setattr(folders._Place, 'move', stop)
+    patch.setattr(pathlib.Path, 'replace', stop)
     folder.convert_parts(parts, tmp_path / 'model')
-  assert (tmp_path / 'model' / '.target.unfinished').exists()
+  assert (tmp_path / 'model' / output.FOLDER).exists()
   if reader == 'command':  # One that is refused.
     with pytest.raises(ValueError, match='not finite'):
       _spoil(parts[0])

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 
 import jax
@@ -269,9 +270,14 @@ def test_weights_that_are_not_finite(case, tmp_path):
 def test_a_folder_that_is_there_stays(tmp_path):
   (tmp_path / 'out').mkdir()
   (tmp_path / 'out' / 'notes.txt').write_text('mine')
-  with pytest.raises(ValueError, match='output is .*/out, which is not empty; .* choose another'):
-    _publish('llamagen', 'demo', tmp_path / 'out')
-  assert [path.name for path in (tmp_path / 'out').iterdir()] == ['notes.txt']
+  (path,), _ = _publish('llamagen', 'demo', tmp_path / 'out', role='draft')
+  before = path.stat()
+  _publish('llamagen', 'demo', tmp_path / 'out', role='draft')
+  assert path.stat() == before, 'it is there already'
+  path.write_text('mine')
+  with pytest.raises(ValueError, match=f'where {path.name} was not written by this program'):
+    _publish('llamagen', 'demo', tmp_path / 'out', role='draft')
+  assert path.read_text() == 'mine' and (tmp_path / 'out' / 'notes.txt').read_text() == 'mine'
 
 
 def test_files_that_were_written_wrongly_are_not_moved_into_place(tmp_path, monkeypatch):
@@ -296,7 +302,7 @@ def test_a_stopped_command_continues(tmp_path, monkeypatch):
   monkeypatch.setattr(weights, '_GROUP', 1000)
   with pytest.raises(KeyboardInterrupt):
     _publish('simplear', tmp_path / 'model', tmp_path / 'out')
-  assert not (tmp_path / 'out').exists()
+  assert os.listdir(tmp_path / 'out') == ['.unfinished']
   (path,), _ = _publish('simplear', tmp_path / 'model', tmp_path / 'out')
   # Of the second group the process has not noted that it is written.
   names = sum(made[:1] + made[2:], [])

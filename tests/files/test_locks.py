@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from cspd_jax.commands import inspect
-from cspd_jax.files import atomic, folders, locks, paths
+from cspd_jax.files import atomic, locks, output, paths, run_folder
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _WRITER = '''
@@ -106,7 +106,7 @@ def test_a_temporary_file_of_the_next_writer_is_not_removed(tmp_path, monkeypatc
 
 
 def test_folders_on_disks_of_every_kind(tmp_path, disk):
-  with folders.replacing(tmp_path / 'y', lambda folder: ()) as new:
+  with output.filling(tmp_path / 'y', {}) as new:
     (new / 'a').write_text('x')
   assert os.listdir(tmp_path) == ['y'] and os.listdir(tmp_path / 'y') == ['a']
   first, again = locks.hold(tmp_path / 'x'), locks.hold(tmp_path / 'x')
@@ -117,17 +117,10 @@ def test_folders_on_disks_of_every_kind(tmp_path, disk):
   del first, again
   with locks.exclusive(tmp_path / 'x'):
     atomic.write_json(tmp_path / 'x' / 'a.json', 1)
-  done = []
-  share = lambda: locks.share(tmp_path / 'x', lambda: done.append(1), lambda: True)
+  assert locks.hold(tmp_path / 'x').is_locked == (disk != 'no locks')
   if disk == 'no locks':
     with pytest.raises(ValueError, match='on a disk without locks.*use a single process'):
-      share()
-    return
-  both = share(), share()
-  with pytest.raises(locks.HeldError):
-    locks.hold(tmp_path / 'x')
-  del both
-  locks.hold(tmp_path / 'x')
+      run_folder.Report(tmp_path / 'z', shared=True)
   assert sorted(os.listdir(tmp_path / 'x')) == [locks.FILE] * (disk == 'nfs') + ['a.json']
 
 

@@ -1,10 +1,8 @@
 """Reports: complete or absent, files of the user untouched, no stale files."""
 
-import contextlib
 import hashlib
 import json
 import os
-import pathlib
 import shutil
 
 import jax
@@ -51,7 +49,7 @@ def _write(folder, names, **more):
 def _names(folder):
   """All files except the marker of an unfinished report."""
   return sorted(name for path in folder.rglob('*') if path.is_file()
-                and (name := path.relative_to(folder).as_posix()) != 'unfinished_report/run.json')
+                and (name := path.relative_to(folder).as_posix()) != '.unfinished/run.json')
 
 
 def test_content(tmp_path):
@@ -74,9 +72,9 @@ def test_a_new_report_removes_the_files_of_the_earlier_one_only(tmp_path):
 
 def test_files_that_no_report_wrote_are_not_replaced(tmp_path):
   (tmp_path / 'a.png').write_text('mine')
-  with pytest.raises(ValueError, match='a.png was not written by a report'):
+  with pytest.raises(ValueError, match='a.png was not written by this program'):
     Report(tmp_path, ['a.png'])
-  with pytest.raises(ValueError, match='a.png was not written by a report'):
+  with pytest.raises(ValueError, match='a.png was not written by this program'):
     Report(tmp_path).path('a.png')
   (tmp_path / 'report.json').write_text('{}')
   with pytest.raises(ValueError, match='report.json is that of another program'):
@@ -116,7 +114,7 @@ def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
   first = Report(tmp_path, run={'seed': 1})
   first.path('a.png').write_text('a')
   assert Report(tmp_path, run={'seed': 1}).has('a.png')
-  with pytest.raises(ValueError, match=r'stopped \(seed was 1, now 2\); .* or pass overwrite'):
+  with pytest.raises(ValueError, match=r'stopped \(seed was 1, now 2\); .* remove .unfinished'):
     Report(tmp_path, run={'seed': 2}, overwrite=False)
   with pytest.raises(ValueError, match=r'was None, now 4; 3 more\)'):
     Report(tmp_path, run=dict(zip('abcdefgh', range(8))), overwrite=False)
@@ -129,38 +127,9 @@ def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
   assert _names(tmp_path) == ['a.png', 'b.png', 'report.json']
 
 
-@pytest.mark.parametrize('stop_at', range(5))
-def test_a_stop_at_any_move_is_mended_by_the_next_report(tmp_path, monkeypatch, stop_at):
-  _write(tmp_path, ['a.png', 'b.png'])
-  moves, replace, unlink = [], pathlib.Path.replace, pathlib.Path.unlink
-
-  def counted(change):
-    def run(self, *args, **kwargs):
-      if 'unfinished' in str(self) and not self.name.startswith('.') or not args:
-        if len(moves) == stop_at:
-          raise KeyboardInterrupt
-        moves.append(self.name)
-      return change(self, *args, **kwargs)
-    return run
-
-  report = Report(tmp_path, ['b.png', 'c.png'])
-  for name in ('b.png', 'c.png'):
-    report.path(name).write_text('new')
-  monkeypatch.setattr(pathlib.Path, 'replace', counted(replace))
-  monkeypatch.setattr(pathlib.Path, 'unlink', counted(unlink))
-  with contextlib.suppress(KeyboardInterrupt):
-    report.write(settings={}, rows=[])
-  monkeypatch.undo()
-  Report(tmp_path)
-  assert (tmp_path / 'report.json').exists()
-  names = _names(tmp_path)
-  assert names in (['a.png', 'b.png', 'report.json'], ['b.png', 'c.png', 'report.json'])
-  listed = json.loads((tmp_path / 'report.json').read_text())['files']
-  assert sorted([*listed, 'report.json']) == names
-
 
 NAMES = ['../taken.txt', '..', '.', '', 'a/b.png', 'a\\b.png', 'a\nb.png', 'a\0b', 'x' * 256,
-         'caf\udce9', 'unfinished_report', 'run.json']
+         'caf\udce9', '.unfinished', 'run.json']
 
 
 @pytest.mark.parametrize('name', [*NAMES, '/tmp/a.png'])
@@ -204,80 +173,41 @@ def _listing(path, names, content='x'):
 
 
 @pytest.mark.parametrize('name', [*NAMES, '{tmp}/taken.txt'])
-@pytest.mark.parametrize('place', ['', 'unfinished_report'])
-def test_names_in_a_report_of_a_stranger_lead_nowhere(tmp_path, place, name):
-  """Neither over a file outside (unfinished), nor to its removal (finished)."""
+def test_names_in_a_report_of_a_stranger_lead_nowhere(tmp_path, name):
+  """Not to the removal of a file outside."""
   (tmp_path / 'taken.txt').write_text('x')
   folder = tmp_path / 'x'
-  _listing(folder / place / 'report.json', [name.format(tmp=tmp_path)])
+  _listing(folder / 'report.json', [name.format(tmp=tmp_path)])
   _refused(tmp_path, r'holds the name|lists .* as a file|is a link, a folder or a device')
 
 
 @pytest.mark.parametrize('link', [
-    'a.png', 'report.json', 'unfinished_report', 'unfinished_report/a.png',
-    'unfinished_report/run.json', 'unfinished_report/report.json', 'unfinished_report/b.png'])
+    'a.png', 'report.json', '.unfinished', '.unfinished/a.png',
+    '.unfinished/run.json', '.unfinished/report.json', '.unfinished/b.png'])
 def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
   """Either report lists `a.png`; none lists `b.png`."""
   folder, outside = tmp_path / 'x', tmp_path / 'outside'
   _listing(folder / 'report.json', ['a.png'])
-  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
-  (folder / 'unfinished_report' / 'a.png').write_text('x')
-  (folder / 'unfinished_report' / 'run.json').write_text('{"seed": 1}')
-  if link == 'unfinished_report':
+  _listing(folder / '.unfinished' / 'report.json', ['a.png'])
+  (folder / '.unfinished' / 'a.png').write_text('x')
+  (folder / '.unfinished' / 'run.json').write_text('{"seed": 1}')
+  if link == '.unfinished':
     (folder / link).rename(outside)
   else:
     outside.write_text((folder / link).read_text() if (folder / link).exists() else 'x')
     (folder / link).unlink(missing_ok=True)
   (folder / link).symlink_to(outside)
-  _refused(tmp_path, 'is a link, a folder or a device|is not the folder of a report')
+  _refused(tmp_path, 'is a link|is not the folder of unfinished work')
 
 
-@pytest.mark.parametrize('kind', ['folder', 'pipe'])
-def test_listed_paths_that_are_no_files_are_not_moved(tmp_path, kind):
-  path = tmp_path / 'x' / 'unfinished_report' / 'a.png'
-  path.parent.mkdir(parents=True)
-  path.mkdir() if kind == 'folder' else os.mkfifo(path)
-  _listing(path.with_name('report.json'), ['a.png'])
-  before = sorted(tmp_path.rglob('*'))
-  with pytest.raises(ValueError, match='is a link, a folder or a device'):
-    Report(tmp_path / 'x')
-  assert sorted(tmp_path.rglob('*')) == before
 
-
-def test_a_finished_report_does_not_replace_what_no_report_wrote(tmp_path):
-  """It was stopped while it was moved, and meanwhile there is a file of that name."""
-  folder = tmp_path / 'x'
-  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
-  (folder / 'unfinished_report' / 'a.png').write_text('x')
-  (folder / 'a.png').write_text('mine')
-  before = _contents(tmp_path)
-  with pytest.raises(ValueError, match='a.png was not written by a report'):
-    Report(folder)
-  assert _contents(tmp_path) == before
-  (folder / 'a.png').unlink()
-  Report(folder)
-  assert _names(folder) == ['a.png', 'report.json']
-
-
-def test_a_stopped_move_goes_on_only_where_a_report_may_begin(tmp_path):
-  folder = tmp_path / 'x'
-  _listing(folder / 'unfinished_report' / 'report.json', ['a.png'])
-  (folder / 'unfinished_report' / 'a.png').write_text('x')
-  before = _contents(tmp_path)
-  with pytest.raises(ValueError, match='holds a report already'):
-    Report(folder, run={'seed': 1}, overwrite=False)
-  assert _contents(tmp_path) == before
-  (folder / 'mine.png').write_text('mine')
-  with pytest.raises(ValueError, match='mine.png was not written by a report'):
-    Report(folder, ['mine.png'])
-  assert (folder / 'unfinished_report' / 'a.png').exists()
 
 
 def test_files_of_a_stopped_run_are_not_removed_by_another_program(tmp_path):
   Report(tmp_path / 'x', run={'seed': 1}).path('a.png').write_text('hours of work')
   before = _contents(tmp_path)
   for begin in (Report, run_folder.check):
-    with pytest.raises(ValueError, match='another run was stopped; .*remove unfinished_report'):
+    with pytest.raises(ValueError, match='another run was stopped; .*remove .unfinished'):
       begin(tmp_path / 'x', ['b.png'])
     assert _contents(tmp_path) == before
   assert Report(tmp_path / 'x', run={'seed': 1}, overwrite=False).has('a.png')
@@ -285,22 +215,22 @@ def test_files_of_a_stopped_run_are_not_removed_by_another_program(tmp_path):
 
 def test_a_stopped_run_without_a_finished_file_is_in_nobodys_way(tmp_path):
   Report(tmp_path, run={'seed': 1})
-  (tmp_path / 'unfinished_report' / '.a.png.0123ab.part').write_text('half of a picture')
+  (tmp_path / '.unfinished' / '.a.png.0123ab.part').write_text('half of a picture')
   _write(tmp_path, ['b.png'])
   assert _names(tmp_path) == ['b.png', 'report.json']
 
 
 def test_an_unfinished_report_of_somebody_else_is_not_removed(tmp_path):
-  (tmp_path / 'unfinished_report').mkdir()
+  (tmp_path / '.unfinished').mkdir()
   Report(tmp_path)  # A kill between two operations leaves an empty one.
-  (tmp_path / 'unfinished_report' / 'run.json').unlink()
-  (tmp_path / 'unfinished_report' / 'notes.txt').write_text('mine')
-  with pytest.raises(ValueError, match='unfinished_report does not hold a report'):
+  (tmp_path / '.unfinished' / 'run.json').unlink()
+  (tmp_path / '.unfinished' / 'notes.txt').write_text('mine')
+  with pytest.raises(ValueError, match='unfinished does not hold work'):
     Report(tmp_path)
-  assert _names(tmp_path) == ['unfinished_report/notes.txt']
+  assert _names(tmp_path) == ['.unfinished/notes.txt']
 
 
-@pytest.mark.parametrize('gone', ['', 'unfinished_report'])
+@pytest.mark.parametrize('gone', ['', '.unfinished'])
 @pytest.mark.parametrize('again', [False, True])
 def test_a_folder_that_is_removed_during_the_run_is_an_error(tmp_path, gone, again):
   folder = tmp_path / 'x'
@@ -339,20 +269,14 @@ def test_a_program_replaces_its_own_report(tmp_path, program):
   assert json.loads((tmp_path / 'report.json').read_text()).get('program') == program
 
 
-def test_a_stopped_move_of_another_program_stays(tmp_path):
-  _earlier(tmp_path / 'x', 'other')
-  (tmp_path / 'x' / 'unfinished_report').mkdir()
-  for name in ('a.png', 'report.json'):
-    (tmp_path / 'x' / name).rename(tmp_path / 'x' / 'unfinished_report' / name)
-  _refused(tmp_path, "which holds a report of 'other'", program='mine')
-
 
 def test_a_report_that_another_process_completes_meanwhile(tmp_path, monkeypatch):
-  share, options = locks.share, dict(program='it', run={'seed': 1}, overwrite=False)
+  hold, options = locks.hold, dict(program='it', run={'seed': 1}, overwrite=False)
 
-  def late(*arguments):
+  def late(*arguments, **waits):
+    monkeypatch.undo()
     run_folder.Report(tmp_path / 'out', **options).write(settings={}, rows=[])
-    return share(*arguments)
+    return hold(*arguments, **waits)
 
-  monkeypatch.setattr(locks, 'share', late)
+  monkeypatch.setattr(locks, 'hold', late)
   assert run_folder.Report(tmp_path / 'out', shared=True, **options).is_complete

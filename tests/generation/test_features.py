@@ -138,7 +138,7 @@ def test_damaged_features_are_refused(model, tmp_path):
   with pytest.raises(KeyboardInterrupt):
     first.generate({})
   del first
-  part = next((tmp_path / 'out' / 'unfinished_report').glob('kept_*.npz'))
+  part = next((tmp_path / 'out' / '.unfinished').glob('kept_*.npz'))
   part.write_bytes(part.read_bytes()[:-30])
   with pytest.raises(ValueError, match=part.name[:20]):
     _gallery(model, tmp_path / 'out').generate({})

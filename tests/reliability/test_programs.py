@@ -285,7 +285,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
   del report
   refused(capfd, name, [f'{PROGRAMS[name]}={tmp_path}/x', '--model={tmp}/model', *words],
           'where another run was stopped; resume that one', folder)
-  assert (tmp_path / 'x' / 'unfinished_report' / 'a.png').read_bytes() == b'hours of work'
+  assert (tmp_path / 'x' / '.unfinished' / 'a.png').read_bytes() == b'hours of work'
 
 
 @pytest.mark.parametrize('name', representative(
