@@ -23,7 +23,7 @@ from cspd_jax import cli
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import run as run_lib
+from cspd_jax.generation import stored_run
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood, scenes
@@ -137,7 +137,7 @@ def main(config: Config) -> None:
   write(report, config, [
       tables.Table(f'window {window}', columns, [row for row in rows if row['window'] == window])
       for window in texts],
-        left_out=left_out, prompts=benches[0].prompts, weights=run_lib.weights(model),
+        left_out=left_out, prompts=benches[0].prompts, weights=stored_run.weights(model),
         minutes=(time.perf_counter() - start) / 60)
 
 

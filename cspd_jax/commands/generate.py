@@ -29,7 +29,7 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields, progress
 from cspd_jax.files import atomic, paths
-from cspd_jax.generation import gallery as gallery_lib, given_rows, results, run as run_lib
+from cspd_jax.generation import gallery as gallery_lib, given_rows, results, stored_run
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.metrics import evaluation
 
@@ -104,7 +104,7 @@ def main(config: Config) -> None:
     options |= dict(prior=prior)
   prepared = functools.partial(
       model.images, prompts, options, seed=seed, decoder=config.decoder, most=_MOST_AT_ONCE)
-  stored = run_lib.batch_size_of(config.output, not config.overwrite)
+  stored = stored_run.batch_size_of(config.output, not config.overwrite)
   images = prepared(batch_size=config.batch_size or stored)
   if config.overwrite and config.batch_size is None and stored is not None and (
       not gallery_lib.resumes(images, config.output, features)):

@@ -29,7 +29,7 @@ from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import CheckpointError
-from cspd_jax.generation import defaults, run as run_lib
+from cspd_jax.generation import defaults, stored_run
 from cspd_jax.measure import measurements, tables, tuning
 from cspd_jax.measure.bench import Bench
 
@@ -186,7 +186,7 @@ def _settings(config: Config, plan: Plan) -> dict[str, Any]:
   for name in ('minutes', 'store', 'dry_run', 'output'):
     del settings[name]
   return settings | dict(
-      config=repr(bench.model.config), weights=run_lib.weights(bench.model),
+      config=repr(bench.model.config), weights=stored_run.weights(bench.model),
       prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.device.device_kind)
 
 

@@ -13,7 +13,7 @@ from cspd_jax.core import batches
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.progress import duration
 from cspd_jax.files import atomic, paths, run_folder
-from cspd_jax.generation import defaults as defaults_lib, memory, run as run_lib
+from cspd_jax.generation import defaults as defaults_lib, memory, stored_run
 from cspd_jax.generation.results import Generated, file_name, texts_of_file
 
 NAME = 'features.npz'
@@ -52,12 +52,12 @@ def resumes(images: Any, folder: str | os.PathLike, features: Extractor | None =
 
 def _settings(images: Any, features: Extractor | None) -> dict[str, Any]:
   """Returns what determines the files of a gallery."""
-  run = run_lib.settings(images)
+  run = stored_run.settings(images)
   # The names of files have the words of prompts, also those that the model does not read.
   run |= dict(num_images=len(images),
-              prompts=run_lib.digest_of(run['prompts'] + repr(list(images.titles))))
+              prompts=stored_run.digest_of(run['prompts'] + repr(list(images.titles))))
   if (tokenizer := images.sampler.model.tokenizer) is not None:
-    run['tokenizer'] = run_lib.network_digest(tokenizer.config, tokenizer.params)
+    run['tokenizer'] = stored_run.network_digest(tokenizer.config, tokenizer.params)
   if features is not None:
     run['features'] = dict(features.identity)
   return run

@@ -25,7 +25,7 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import atomic, matrices, npz, run_folder
-from cspd_jax.generation import memory, run
+from cspd_jax.generation import memory
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher
@@ -137,7 +137,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
   # A recorder carries more from round to round, so the batch size is chosen for it.
   images = samples.images(model, prompts, count, sampling, seed=key, decoder=recipe.decoder,
                           batch_size=1)
-  settings = run.settings(images)
+  settings = stored_run.settings(images)
   path = run_folder.Run(workdir / f'windows_{split}', settings).folder / 'windows.npz'
   if path.exists():
     arrays = npz.arrays(path, atomic.REMAKE, needed=Windows._fields)

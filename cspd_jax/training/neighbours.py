@@ -16,7 +16,7 @@ from absl import logging
 
 from cspd_jax.core import fields, programs, progress
 from cspd_jax.files import atomic, reading
-from cspd_jax.generation import run as run_lib
+from cspd_jax.generation import stored_run
 from cspd_jax.generation.model import Model
 from cspd_jax.metrics import acceptance
 from cspd_jax.models import neighbours
@@ -110,7 +110,7 @@ def sample(recipe: NeighboursRecipe, model: Model, workdir: pathlib.Path) -> np.
   parts: list[np.ndarray] = []
   total, done, end = (count or _MAX_IMAGES) + held_out, 0, None
   with progress.bar('sampling') as show:
-    for _, decoded in run_lib.run(images, folder):
+    for _, decoded in stored_run.run(images, folder):
       parts.append(np.asarray(decoded.tokens, np.int32))
       done += len(parts[-1])
       end = end or time.perf_counter() + _SECONDS

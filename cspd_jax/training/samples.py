@@ -15,7 +15,7 @@ from cspd_jax.core.sampling import SamplingFlags, SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.files import atomic, npz, reading, run_folder
-from cspd_jax.generation import prompts as prompts_lib, run as run_lib
+from cspd_jax.generation import prompts as prompts_lib, stored_run
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.sampler import fitted
@@ -73,8 +73,8 @@ def identity(recipe: Sampled, model: Model) -> dict[str, Any]:
   So a file that was changed is another training, and one that was moved is the same.
   """
   contents: dict[str, Any] = dict(
-      target=run_lib.fingerprint(model.params),
-      prompts=run_lib.digest_of(repr(list(prompts_of(model, recipe.prompts)))))
+      target=stored_run.fingerprint(model.params),
+      prompts=stored_run.digest_of(repr(list(prompts_of(model, recipe.prompts)))))
   if (images := getattr(recipe, 'images', None)) is not None:
     data = reading.data(images, 'write it again', 'images')
     contents['images'] = hashlib.sha256(data).hexdigest()
@@ -137,7 +137,7 @@ def images(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, s
   sampling options, and a batch that does not fit in memory, raise ValueError.
   """
   if batch_size is None and folder is not None:
-    batch_size = run_lib.batch_size_of(folder)
+    batch_size = stored_run.batch_size_of(folder)
   if decoder is None and folder is not None:
     decoder = run_folder.stored_settings(folder).get('decoder')
   prompts, turns = prompts[:count], np.arange(count) % len(prompts)
@@ -162,12 +162,12 @@ def sampled(model: Model, prompts: str | None, count: int, key: jax.Array, sampl
   texts = prompts_of(model, prompts)
   chosen = images(model, texts, count, sampling, seed=key, folder=folder)
   with progress.bar('sampling') as show:
-    decoded = run_lib.decode(chosen, show, folder)
+    decoded = stored_run.decode(chosen, show, folder)
   return np.asarray(decoded.tokens, np.int32), np.arange(count, dtype=np.int32) % len(texts)
 
 
 def decoded(recipe: Sampled, model: Model, decoder: str, count: int) -> Decoded:
   """Returns what a decoder makes of images of another seed than a recipe's, to measure on."""
-  return run_lib.decode(images(
+  return stored_run.decode(images(
       model, prompts_of(model, recipe.prompts), count, sampling(recipe, model),
       seed=(recipe.seed + 1) % 2**32, decoder=decoder, max_batch_size=count))

@@ -27,7 +27,7 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import run as run_lib
+from cspd_jax.generation import stored_run
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import Sample, image_scores
@@ -110,7 +110,7 @@ def main(config: Config) -> None:
   for options, bench in benches.items():
     bench.share([row.decoder for row in rows if setting(row)[1:] == options])
   references = {options: functools.cache(bench.redrawn) for options, bench in benches.items()}
-  weights, start = run_lib.weights(model), time.perf_counter()
+  weights, start = stored_run.weights(model), time.perf_counter()
   # Rows that are measured stay measured if decoders or other networks are added.
   report = Report(config.workdir, ['rows.csv'], run=dict(
       dataclasses.asdict(config), decoder=None, workdir=None, prompts=prompts,

@@ -33,7 +33,7 @@ from cspd_jax.core import fields
 from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import run as run_lib
+from cspd_jax.generation import stored_run
 from cspd_jax.measure import measurements, tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import paired, scenes
@@ -96,7 +96,7 @@ class Lab:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
     self.titles = list(self.model.conditions.titles(self.prompts))
     self._captions = scenes.captions(self.model, self.prompts) if config.asked else None
-    self.weights = run_lib.weights(self.model)
+    self.weights = stored_run.weights(self.model)
     self._benches: dict[tuple, Bench] = {}
 
   def bench(self, row: Row) -> Bench:

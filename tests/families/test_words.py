@@ -23,7 +23,7 @@ import cspd_jax
 from cspd_jax.commands import generate as generate_command
 from cspd_jax.decoding import tree
 from cspd_jax.files import store
-from cspd_jax.generation import run as run_lib
+from cspd_jax.generation import stored_run
 from cspd_jax.models import llamagen
 from cspd_jax.text import bpe
 from tests.families import published_files
@@ -180,7 +180,7 @@ def test_a_run_is_identified_by_its_words(model):
   condition = model.condition(['a fox', 'a map'])
   moved = condition._replace(embeddings=condition.embeddings * (1 + 1e-7))
   def settings(condition, prompts=None, of=model):
-    return run_lib.settings(of.sampler('vanilla').images(
+    return stored_run.settings(of.sampler('vanilla').images(
         condition if prompts is None else prompts, condition=condition))
 
   assert settings(condition) != settings(moved)

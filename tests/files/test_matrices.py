@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.core import programs, random
 from cspd_jax.files import matrices, store
-from cspd_jax.generation import memory, run
+from cspd_jax.generation import memory
 from cspd_jax.models import llamagen
 from tests.marks import representative
 from tests.models import published
@@ -177,7 +177,7 @@ def test_models_on_a_cpu_hold_their_matrices_by_outputs(folder, tmp_path):
   assert stored['layers_0'].keys() == {
       'attention_norm', 'ffn_norm', 'query_key_value', 'out', 'gate_up', 'down'}
   jax.tree.map(np.testing.assert_array_equal, matrices.plain(model.params), plain.params)
-  assert run.fingerprint(model.params) == run.fingerprint(plain.params)
+  assert stored_run.fingerprint(model.params) == stored_run.fingerprint(plain.params)
   assert memory.precision(model) == {'dtype': 'float32'}
 
   logits = lambda params: model.target(guided=False).prefill(params, jnp.array([1]), 4)[0]

@@ -13,7 +13,6 @@ import sys
 
 import cspd_jax
 from cspd_jax import families
-from cspd_jax.generation import run
 from cspd_jax.generation.gallery import Gallery
 from tests.families import tiny
 
@@ -27,7 +26,7 @@ def opened(model, prompts, folder, *, batch_size=None, **options):
   """A gallery of images, with the batch size of the run in the folder if it is None."""
   named, own = ({name: options.pop(name) for name in names if name in options} for names in (
       ('seed', 'decoder', 'most'), ('overwrite', 'process')))
-  size = batch_size or run.batch_size_of(folder)
+  size = batch_size or stored_run.batch_size_of(folder)
   return Gallery(model.images(prompts, options, batch_size=size, **named), folder, **own)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from cspd_jax.core import guarantees
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.generation import engines, gallery as gallery_lib, run as run_lib
+from cspd_jax.generation import engines, gallery as gallery_lib, stored_run
 from cspd_jax.generation.cascade import Both, Cascade, in_turn
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Handover, Tokenizer
@@ -301,7 +301,7 @@ def test_a_run_that_is_stopped_continues(model, tmp_path):
   assert gallery_lib.Gallery(images, tmp_path).is_complete
   other = model.images(prompts, seed=2, batch_size=1, decoder='seed_exact(window=2)',
                        prior=dict(temperature=0.3))
-  assert run_lib.settings(other) != run_lib.settings(images)
+  assert stored_run.settings(other) != stored_run.settings(images)
 
 
 def test_copies_have_the_prior_too(model):

@@ -16,8 +16,8 @@ import cspd_jax
 from cspd_jax.core import kernels, programs
 from cspd_jax.decoding import rounding
 from cspd_jax.families.folder import with_cache_dtype
-from cspd_jax.generation.run import decode
 from cspd_jax.generation.slots import Runner
+from cspd_jax.generation.stored_run import decode
 from cspd_jax.serve import wire
 from tests.generation import many_processes
 from tests.marks import representative

@@ -8,8 +8,8 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.generation import memory
-from cspd_jax.generation.run import decode
 from cspd_jax.generation.slots import Runner
+from cspd_jax.generation.stored_run import decode
 from tests.generation import test_prefix
 from tests.measure import tiny
 

@@ -13,7 +13,7 @@ from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.cool import uniform
 from cspd_jax.decoding.verifiers.rejection import rejection
-from cspd_jax.generation.run import decode
+from cspd_jax.generation.stored_run import decode
 from cspd_jax.measure import bench, measurements, timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular

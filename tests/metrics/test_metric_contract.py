@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import metrics
-from cspd_jax.generation.run import decode
+from cspd_jax.generation.stored_run import decode
 from cspd_jax.measure import tables
 from cspd_jax.metrics import base, image_scores, likelihood
 from tests.measure import tiny

@@ -14,7 +14,7 @@ from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.lantern import lantern_pp
-from cspd_jax.generation.run import decode
+from cspd_jax.generation.stored_run import decode
 from cspd_jax.models import causal, conditions, llamagen
 from cspd_jax.testing.tabular import tabular
 from tests.families import tiny

@@ -19,7 +19,7 @@ from cspd_jax import families, sharding
 from cspd_jax.core import random
 from cspd_jax.files import store, weights
 from cspd_jax.generation import memory
-from cspd_jax.generation.run import decode
+from cspd_jax.generation.stored_run import decode
 from cspd_jax.models import eagle, llamagen
 
 _COLLECTIVE = re.compile(

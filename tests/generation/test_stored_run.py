@@ -11,8 +11,8 @@ import pytest
 import cspd_jax
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
-from cspd_jax.generation.run import decode, fingerprint, run
 from cspd_jax.generation.sampler import Sampler, fitted
+from cspd_jax.generation.stored_run import decode, fingerprint, run
 from tests.generation import test_memory
 from tests.generation.test_rollouts import counted
 from tests.measure import tiny
