@@ -14,6 +14,7 @@ import jax
 import pytest
 
 from cspd_jax.cli import compiled
+from cspd_jax.core import compilations
 
 # Files with expensive fixtures or many slow tests.
 _LONG = ('decoding', 'testing', 'commands', 'training')
@@ -37,6 +38,7 @@ _MOST_MAPS = 30_000
 def pytest_configure(config):
   """Lets the workers, later runs, and programs that tests start share what they compile."""
   gc.set_threshold(_OBJECTS_PER_COLLECTION, 20, 20)
+  compilations._PATIENCE = 600.0  # On a busy machine, lines on slow work would mix with messages.
   # Python reads it at its start. Programs that tests start would print warnings of other packages.
   os.environ.pop('PYTHONWARNDEFAULTENCODING', None)
   left_out = re.compile('not (slow|compiled)')
