@@ -125,10 +125,10 @@ def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
   apart = distance(got[:1], want[None]).max(axis=0)
   if apart.max() > probe.tolerance:
     number = int(np.argmax(apart > probe.tolerance))
-    yield (f'{"score" if number else "prefill"}: the distribution of token {number} in the first '
-           f'stream is {apart[number]:.2g} apart in total variation from the training pass; check '
-           'the token numbers (is one off by one?), what the first token sees, and that the '
-           'conditional stream comes first.')
+    yield (f'{"score" if number else "prefill"}: the distribution of token {number} is '
+           f'{apart[number]:.2g} apart in total variation from the training pass; check the token '
+           'numbers (is one off by one?), what the first token sees, and that the conditional '
+           'stream comes first.')
 
 
 def _determinism(probe: Probe) -> Iterator[str]:

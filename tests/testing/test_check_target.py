@@ -129,7 +129,7 @@ BROKEN = {
     'a node sees another branch': (
         scoring(lambda logits, tokens, start, tree, cache: see(
             logits, tokens, np.eye(tree.num_nodes + 1, k=-3) * (tree.num_nodes == 6))),
-        'tree', 'with a Tree node [46] has .* and no other node'),
+        'tree', 'with a Tree node [346] has .* and no other node'),
     'node numbers for depths': (
         calling(lambda tokens, start, tree: (tokens, start, node_as_depth(tree))), 'tree',
         'with a Tree node 4 has .* whatever its index'),
