@@ -14,7 +14,7 @@ from cspd_jax.core import batches, fields, progress
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.base import Decoded
-from cspd_jax.files import atomic, npz, reading, run_folder
+from cspd_jax.files import atomic, npz, output, reading
 from cspd_jax.generation import prompts as prompts_lib, run as run_lib
 from cspd_jax.generation.model import Model, Request
 from cspd_jax.training.optimizer import OptimizerConfig
@@ -171,7 +171,7 @@ def request(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, 
   if batch_size is None and folder is not None:
     batch_size = run_lib.batch_size_of(folder)
   if decoder is None and folder is not None:
-    decoder = run_folder.stored_settings(folder).get('decoder')
+    decoder = output.settings(pathlib.Path(folder)).get('decoder')
   prompts, turns = prompts[:count], np.arange(count) % len(prompts)
   if decoder is None:
     decoder = _exact_default(model, min(count, batch_size or max_batch_size))
