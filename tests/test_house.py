@@ -149,7 +149,7 @@ def test_no_package_hides_a_module():
 
 
 # What survives a kill at any moment is there once; weights are files of a folder that it writes.
-MOVERS = {f'cspd_jax.files.{name}' for name in ('atomic', 'folders', 'run_folder', 'weights')}
+MOVERS = {f'cspd_jax.files.{name}' for name in ('atomic', 'output', 'weights')}
 
 
 def _moves(tree):

@@ -176,7 +176,7 @@ def _entries(folder: pathlib.Path, parts: Iterable[str]) -> dict[str, Any]:
 
   The parts are folders in it; '.' is the folder itself.
   """
-  earlier, names = {}, []
+  earlier, names = dict[str, str](), list[str]()
   for part in parts:
     place, path = folder / part, pathlib.PurePath(part)
     names.append((path / FILE).as_posix())

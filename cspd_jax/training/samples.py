@@ -14,7 +14,7 @@ from cspd_jax.core import batches, fields, progress, sampling as sampling_lib
 from cspd_jax.core.sampling import SamplingFlags, SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.base import Decoded
-from cspd_jax.files import atomic, npz, reading, run_folder
+from cspd_jax.files import atomic, npz, output, reading
 from cspd_jax.generation import prompts as prompts_lib, stored_run
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model
@@ -139,7 +139,7 @@ def images(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, s
   if batch_size is None and folder is not None:
     batch_size = stored_run.batch_size_of(folder)
   if decoder is None and folder is not None:
-    decoder = run_folder.stored_settings(folder).get('decoder')
+    decoder = output.settings(pathlib.Path(folder)).get('decoder')
   prompts, turns = prompts[:count], np.arange(count) % len(prompts)
   if decoder is None:
     decoder = _exact_default(model, min(count, batch_size or max_batch_size))
