@@ -25,7 +25,7 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import atomic, matrices, npz, run_folder
-from cspd_jax.generation import memory
+from cspd_jax.generation import memory, stored_run
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher

@@ -13,7 +13,7 @@ import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.core import programs, random
 from cspd_jax.files import matrices, store
-from cspd_jax.generation import memory
+from cspd_jax.generation import memory, stored_run
 from cspd_jax.models import llamagen
 from tests.marks import representative
 from tests.models import published

@@ -13,6 +13,7 @@ import sys
 
 import cspd_jax
 from cspd_jax import families
+from cspd_jax.generation import stored_run
 from cspd_jax.generation.gallery import Gallery
 from tests.families import tiny
 
