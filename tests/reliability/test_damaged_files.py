@@ -20,7 +20,7 @@ from checkpoints_conversion import read as convert_read
 from cspd_jax.cli import wrapper
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import atomic, npz, reading, run_folder, store
-from cspd_jax.generation import model as model_lib, prompts
+from cspd_jax.generation import given_rows, prompts
 from cspd_jax.measure import tables
 from cspd_jax.metrics import image_sets
 from cspd_jax.text import bpe
@@ -211,7 +211,7 @@ def test_descriptions_with_values_of_another_type(tmp_path, change):
     lambda path: npz.arrays(path, REMEDY), lambda path: reading.texts_of_picture(path, REMEDY),
     lambda path: tables.read_tables(path), lambda path: prompts.listed(path),
     lambda path: wrapper.load(str(path)), store.load, folder_lib.load,
-    lambda path: model_lib._picture(path, (8, 8)), lambda path: reading.data(path, REMEDY),
+    lambda path: given_rows._picture(path, (8, 8)), lambda path: reading.data(path, REMEDY),
     lambda path: image_sets.opened('images', str(path)),
     lambda path: next(npz.batches(path, REMEDY, 'arr_0', 2))])
 @pytest.mark.parametrize('kind', ['pipe', 'folder', 'nothing', 'long', 'device', 'nobody', 'loop'])
@@ -371,7 +371,7 @@ def _png(width, height):
 
 @pytest.mark.parametrize('size', [(12000, 12000), (60000, 60000), (2**31 - 1, 2**31 - 1)])
 @pytest.mark.parametrize('read', [
-    lambda path: model_lib._picture(path, (8, 8)),
+    lambda path: given_rows._picture(path, (8, 8)),
     lambda path: reading.texts_of_picture(path, REMEDY)])
 @pytest.mark.filterwarnings('error')
 def test_pictures_that_claim_too_many_pixels(tmp_path, size, read):
@@ -383,14 +383,14 @@ def test_pictures_that_claim_too_many_pixels(tmp_path, size, read):
 def test_pictures_of_prefixes(tmp_path, monkeypatch):
   monkeypatch.setenv('HOME', str(tmp_path))
   (tmp_path / 'x.png').write_bytes(_png(1, 1))
-  assert model_lib._picture(pathlib.Path('~/x.png'), (2, 2)).shape == (2, 2, 3)
+  assert given_rows._picture(pathlib.Path('~/x.png'), (2, 2)).shape == (2, 2, 3)
   # Pillow would start Ghostscript.
   (tmp_path / 'x.png').write_bytes(b'%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EOF\n')
   with pytest.raises(ValueError, match='prefix is .* cannot be read as an image .*cannot identify'):
-    model_lib._picture(tmp_path / 'x.png', (2, 2))
+    given_rows._picture(tmp_path / 'x.png', (2, 2))
   for data in damage.changed(_png(1, 1), 60):
     (tmp_path / 'x.png').write_bytes(data)
     try:
-      model_lib._picture(tmp_path / 'x.png', (2, 2))
+      given_rows._picture(tmp_path / 'x.png', (2, 2))
     except ValueError as error:
       assert '\n' not in str(error)
