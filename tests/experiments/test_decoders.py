@@ -67,7 +67,7 @@ def test_rounding_counts_the_images_and_tokens_that_differ(monkeypatch):
   monkeypatch.setattr(bench, 'sample', lambda name: of(
       tokens=tokens[name], decoded=of(log_probs=log_probs[name])))
   monkeypatch.setattr(bench, 'check', lambda text: of(drafter=of(tree=of(num_nodes=8))))
-  monkeypatch.setattr(bench, 'request', lambda text: of(sampler=of(guarantee='seed-exact')))
+  monkeypatch.setattr(bench, 'images', lambda text: of(sampler=of(guarantee='seed-exact')))
   assert decoders.rounding(bench, 'seed_exact', 1) == dict(
       dtype='float16', decoder='seed_exact', window=9, batch_size=2, guarantee='seed-exact',
       log_probs_in_window=0.05, same_shapes='vanilla(window=9)', num_tokens=20,
