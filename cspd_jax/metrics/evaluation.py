@@ -204,6 +204,9 @@ def scored(source: Source, of: InceptionEvaluator, batch_size: int,
 def _stored(where: str, path: str, arrays: Mapping[str, npz.Header], of: InceptionEvaluator,
             widths: Features) -> Features:
   """Features of `save`; raises ValueError for another network's, or inconsistent ones."""
+  if wrong := [name for name in _LABELS if arrays[name].shape or arrays[name].dtype.kind != 'U'
+               or arrays[name].dtype.itemsize > 4000]:  # A thousand letters.
+    raise ValueError(f'{where}, whose {wrong[0]} is not a text; give the images.')
   labels = npz.arrays(path, _REMEDY, only=_LABELS)
   stored = inception.EVALUATORS.get(evaluator := str(labels['evaluator']))
   if stored is None or not inception.EVALUATORS[of.evaluator].has_features_of(stored):

@@ -207,8 +207,8 @@ def _entry(row, column, value):
     (dict(pool=np.zeros((5, 127), np.float32)), r'pool is float32\[5, 127\]; .* \[N, 128\]'),
     (dict(pool=np.zeros((5, 128))), r'pool is float64'),
     (dict(pool=np.full((5, 128), np.nan, np.float32)), 'pool is not finite'),
-    (dict(evaluator=np.zeros(3)), 'features for the evaluator'),
-    (dict(network=np.asarray('x' * 5000)), 'features of another network')])
+    (dict(evaluator=np.zeros(3)), 'evaluator is not a text'),
+    (dict(network=np.asarray('x' * 5000)), 'network is not a text')])
 def test_features_that_contradict_each_other(network, tmp_path, change, message):
   path, arrays = tmp_path / 'features.npz', _features(network)
   np.savez(path, **arrays)
