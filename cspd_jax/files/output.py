@@ -57,9 +57,10 @@ def filling(folder: pathlib.Path, run: Mapping[str, Any], *, names: Iterable[str
       commit(folder, earlier, last)
     except BaseException as error:
       if not (work / _MOVES).exists() and (not run or isinstance(error, Exception)):
-        clear(work)
-        with contextlib.suppress(OSError):  # Others may use the folders by now.
+        with contextlib.suppress(OSError):  # They are removed, or others use them by now.
+          clear(work)
           remove(work)
+        with contextlib.suppress(OSError):
           for parent in created:
             parent.rmdir()
       raise
@@ -145,13 +146,17 @@ def commit(folder: pathlib.Path, earlier: Earlier = _NOTHING, last: str | None =
 
 
 def finish(folder: pathlib.Path) -> None:
-  """Completes the moves of a process that was killed in them; ValueError if it runs or cannot."""
+  """Completes the moves of a process that was killed in them; waits for one that makes them.
+
+  Raises ValueError if they cannot be made.
+  """
   work = folder / FOLDER
   if work.is_symlink() or not work.is_dir() or not (is_moving := (work / _MOVES).exists()) and (
       _pieces(work)):
     return
   try:
-    held = locks.hold(work)  # This process may hold it for a report that it could not write.
+    # Moves take no time. This process may hold it for a report that it could not write.
+    held = locks.hold(work, waits=is_moving)
     if (work / _MOVES).exists():  # Else another process has finished meanwhile.
       _move(folder)
     if not _pieces(work):

@@ -179,7 +179,7 @@ def test_a_file_of_the_users_own_is_never_overwritten(run, tmp_path):
   (tmp_path / 'out').mkdir()
   (tmp_path / 'out' / '00000_sea_seed0.png').write_text('mine')
   result = run('--prompt=sea', '--overwrite')
-  assert result.code == 2 and '00000_sea_seed0.png was not written by a report' in result.err
+  assert result.code == 2 and '00000_sea_seed0.png was not written by this program' in result.err
   assert (tmp_path / 'out' / '00000_sea_seed0.png').read_text() == 'mine'
 
 
