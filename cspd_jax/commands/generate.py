@@ -29,7 +29,7 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields, progress
 from cspd_jax.files import atomic, paths
-from cspd_jax.generation import gallery as gallery_lib, given_rows, results, stored_run
+from cspd_jax.generation import gallery as gallery_lib, images as images_lib, results, stored_run
 from cspd_jax.generation.gallery import Gallery
 from cspd_jax.metrics import evaluation
 
@@ -97,8 +97,7 @@ def main(config: Config) -> None:
   features = None
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
-  if config.prefix is not None or config.rows is not None:
-    model = model.with_prefix(given_rows.tokens(model, config.prefix, config.rows, len(prompts)))
+  model = images_lib.with_prefix(model, config.prefix, config.rows, prompts)
   options = inputs.overrides(config.sampling)
   if prior := inputs.overrides(config.prior):
     options |= dict(prior=prior)

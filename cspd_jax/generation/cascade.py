@@ -21,7 +21,7 @@ from cspd_jax.core import batches, guarantees
 from cspd_jax.core.batches import Progress
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding import prefix as prefix_lib
-from cspd_jax.generation import decode, given_rows, images as images_lib, memory
+from cspd_jax.generation import decode, images as images_lib, memory, prompts as prompts_lib
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model
@@ -98,7 +98,7 @@ class Cascade:
     `prefix`, `rows` and `progress` are as for `Model.generate`, as are the errors. Returns the
     images; their `prior` are the tokens of the prior.
     """
-    images = self._given(prefix, rows, prompts).images(prompts, **options)
+    images = images_lib.with_prefix(self, prefix, rows, prompts).images(prompts, **options)
     images_lib.warn(images)
     return decode.generate(images, progress)
 
@@ -115,8 +115,9 @@ class Cascade:
       _check_unused(options.pop('prior', _NO_OPTIONS), options.get('decoder'))
       return self.second.stream(prompts, seed=seed, prefix=prefix, rows=rows, every=every,
                                 progress=progress, **options)
-    count = len(self.conditions.titles(self.prompts if prompts is None else prompts))
-    sampler = self._given(prefix, rows, prompts).sampler(batch_size=count, **options)
+    prompts = prompts_lib.chosen(self, prompts)
+    model = images_lib.with_prefix(self, prefix, rows, prompts)
+    sampler = model.sampler(batch_size=prompts_lib.count(self, prompts), **options)
     images = sampler.images(prompts, seed=seed)
     sampler.fitting(images, 'prompts')
     images_lib.warn(images)
@@ -144,10 +145,10 @@ class Cascade:
       raw_log_probs = options.pop('raw_log_probs', False)
       return self.second.images(prompts, options, seed=seed, decoder=decoder, batch_size=batch_size,
                                 most=most, raw_log_probs=raw_log_probs)
-    count = len(self.conditions.titles(self.prompts if prompts is None else prompts))
+    listed = prompts_lib.chosen(self, prompts)
     return fitting_images(
-        lambda size: self.sampler(batch_size=size, **options).images(prompts, seed=seed),
-        count, batch_size, most)
+        lambda size: self.sampler(batch_size=size, **options).images(listed, seed=seed),
+        prompts_lib.count(self, listed), batch_size, most)
 
   def sampler(self, decoder: str | None = None, *, batch_size: int | None = None,
               prior: Mapping[str, Any] = _NO_OPTIONS, raw_log_probs: bool = False, **options: Any
@@ -175,13 +176,6 @@ class Cascade:
                                   **shared | dict(prior))
     return CascadeSampler(self, before, self.second.sampler(
         second, batch_size=batch_size, raw_log_probs=raw_log_probs, **options))
-
-  def _given(self, prefix: Any, rows: int | None, prompts: Any) -> 'Cascade':
-    """Returns the model of images that begin with the rows of a prefix, if there is one."""
-    if prefix is None and rows is None:
-      return self
-    count = len(self.conditions.titles(self.prompts if prompts is None else prompts))
-    return self.with_prefix(given_rows.tokens(self.second, prefix, rows, count))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

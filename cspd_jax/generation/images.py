@@ -13,7 +13,7 @@ from cspd_jax.core import batches, random as random_lib
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.files import atomic
-from cspd_jax.generation import prompts as prompts_lib
+from cspd_jax.generation import given_rows, prompts as prompts_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -103,6 +103,17 @@ class Images:
   def unread(self) -> list[str]:
     """A sentence on the words of every prompt that the model does not read, or of the first."""
     return prompts_lib.sentences(dict(zip(self.titles, self.unknown_words)))
+
+
+def with_prefix(model: Any, prefix: Any, rows: int | None, prompts: Any) -> Any:
+  """Returns the model, or the one of images that begin with the rows of a prefix, one per prompt.
+
+  The arguments are those of `Model.generate`; without a prefix it is the model itself.
+  """
+  if prefix is None and rows is None:
+    return model
+  return model.with_prefix(given_rows.tokens(
+      model, prefix, rows, prompts_lib.count(model, prompts)))
 
 
 def warn(images: Any) -> None:

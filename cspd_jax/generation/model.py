@@ -34,7 +34,7 @@ from cspd_jax.files import matrices
 from cspd_jax.generation import decode, given_rows, pixels as pixels_lib, prompts as prompts_lib
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.engines import AnyDecoder, Engine
-from cspd_jax.generation.images import Images, warn
+from cspd_jax.generation.images import Images, warn, with_prefix
 from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
 from cspd_jax.generation.same_rounding import SameRounding
@@ -171,7 +171,7 @@ class Model:
 
     Warns of words that the model does not read.
     """
-    images = self._given(prefix, rows, prompts).images(
+    images = with_prefix(self, prefix, rows, prompts).images(
         prompts, options, seed=seed, decoder=decoder, batch_size=batch_size,
         raw_log_probs=raw_log_probs)
     warn(images)
@@ -193,10 +193,11 @@ class Model:
       The state of all images.
     """
     decode.check_stream(every, options)
-    model = self._given(prefix, rows, prompts)
-    listed = model._listed(prompts)
-    sampler = model._sampler(decoder, model._count(listed), None, raw_log_probs, options)
-    images = sampler.images(listed, seed=seed)
+    prompts = prompts_lib.chosen(self, prompts)
+    model = with_prefix(self, prefix, rows, prompts)
+    count = prompts_lib.count(model, prompts)
+    sampler = model._sampler(decoder, count, None, raw_log_probs, options)
+    images = sampler.images(prompts, seed=seed)
     sampler.fitting(images, 'prompts')
     warn(images)
     return sampler.stream(images, int(every), progress)
@@ -259,25 +260,12 @@ class Model:
     Raises:
       ValueError: for anything that is not supported or does not fit in memory, by the argument.
     """
-    listed = self._listed(prompts)
+    listed = prompts_lib.chosen(self, prompts)
     condition = self.condition(listed)
     return fitting_images(
         lambda size: self._sampler(decoder, size, None, raw_log_probs, options).images(
             listed, seed=seed, condition=condition, pixels=pixels),
-        self._count(listed), batch_size, most)
-
-  def _listed(self, prompts: Any) -> Any:
-    return prompts_lib.listed(self.prompts if prompts is None else prompts)
-
-  def _count(self, listed: Any) -> int:
-    return len(self.conditions.titles(listed))
-
-  def _given(self, prefix: Any, rows: int | None, prompts: Any) -> Self:
-    """Returns the model of images that begin with the rows of a prefix, if there is one."""
-    if prefix is None and rows is None:
-      return self
-    return self.with_prefix(given_rows.tokens(
-        self, prefix, rows, self._count(self._listed(prompts))))
+        prompts_lib.count(self, listed), batch_size, most)
 
   def target(self, guided: bool = True) -> Any:
     """Returns the model as a `decoding.base.Target` or a `continuous.base.Target`.

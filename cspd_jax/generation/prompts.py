@@ -25,6 +25,16 @@ _FILE = ('pass a UTF-8 file with one prompt per line, or a .jsonl file with an o
          "whose 'prompt' is text")
 
 
+def chosen(model: Any, prompts: Any) -> Any:
+  """Returns `listed` prompts of a model, its own ones for None."""
+  return listed(model.prompts if prompts is None else prompts)
+
+
+def count(model: Any, prompts: Any) -> int:
+  """Returns how many images prompts are for, a model's own ones for None."""
+  return len(model.conditions.titles(chosen(model, prompts)))
+
+
 def listed(prompts: Any) -> Any:
   """Returns a list of prompts: of a prompt, a list of them, or a `pathlib.Path` to a file of them.
 

@@ -132,7 +132,7 @@ class Sampler:
     """
     check_concrete(seed)
     model = self.model
-    prompts = prompts_lib.listed(model.prompts if prompts is None else prompts)
+    prompts = prompts_lib.chosen(model, prompts)
     condition = model.condition(prompts) if condition is None else condition
     # Arrays of a device would compile programs for every number of picked images.
     condition = jax.tree.map(np.asarray, condition)

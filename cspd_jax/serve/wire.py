@@ -248,7 +248,7 @@ def invalid(error: ValueError, served: Served) -> ApiError:
 
 
 def _order(values: Mapping[str, Any], served: Served) -> Order:
-  supported = [*_OWN, *FIXED, *served.options, *['prior'][:bool(served.options_of_prior)]]
+  supported = [*_OWN, *FIXED, *served.options, *(['prior'] if served.options_of_prior else [])]
   for name in values:
     if name not in (*supported, *REFUSED):
       raise ApiError(

@@ -258,6 +258,16 @@ def test_prefixes_are_those_of_the_image(model):
     np.testing.assert_array_equal(out.tokens, whole.tokens)
 
 
+def test_one_prompt_and_a_file_of_prompts_are_counted(model, tmp_path):
+  out = model.generate('dog', seed=3, decoder='vanilla', prefix=np.array([2, 1]))
+  assert len(out) == 1 and out.tokens[0, :2].tolist() == [2, 1]
+  (tmp_path / 'prompts.txt').write_text('cat\ndog\n')
+  of_file = model.generate(tmp_path / 'prompts.txt', seed=3, decoder='vanilla')
+  expected = model.generate(list(NAMES), seed=3, decoder='vanilla')
+  np.testing.assert_array_equal(of_file.tokens, expected.tokens)
+  assert list(model.stream('dog', seed=3, decoder='vanilla'))[-1].result().prompts == ['dog']
+
+
 def test_slots_decode_one_stage_after_the_other(model):
   spec = 'seed_exact(window=2)'
   images = model.images(['dog'], seed=[(6, 2)], decoder=spec, batch_size=1)
