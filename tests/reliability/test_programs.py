@@ -69,7 +69,7 @@ def folder(tmp_path_factory):
   (folder / 'text.safetensors').write_text('no tensors, but some words')
   (folder / 'empty.safetensors').write_text('')
   (folder / 'strange' / 'target').mkdir(parents=True)
-  (folder / 'strange' / 'target' / 'notes.txt').write_text('mine')
+  (folder / 'strange' / 'target' / store.FILE).write_text('{"name": "of another program"}')
   (folder / 'loop').symlink_to(folder / 'loop')
   for name, text in CONFIGS.items():
     (folder / f'{name}.py').write_text(text)
@@ -235,7 +235,7 @@ FLAGS = {
         ('--labels=x', 'one of probs'), ('--num_depths=0', 'num_depths is 0'),
         ('--model={tmp}/empty', 'is not a folder'), ('--model={tmp}/tokenizer', "'vq'"),
         ('--target={tmp}/model', 'drafter.'), ('--output={tmp}/pipe', 'is not a folder'),
-        ('--output={tmp}/strange', 'which exists and is not a checkpoint'),
+        ('--output={tmp}/strange/target', 'which exists and is not a checkpoint'),
         ('--dtype=complex64', 'it must be one of float32')],
     'fit_head_drafter': [('--num_chains=1', 'num_chains is 1'),
                          ('--guidance_scale=inf', 'guidance_scale is inf')],
