@@ -116,7 +116,7 @@ def publish_model(
     ValueError: if files of the family cannot hold the network, or for other wrong input, also a
       file in the way; `output` is as it was then.
   """
-  family = rules.get(to)
+  family = rules.get(to, 'to')
   weights.checked_dtype(dtype)
   place = paths.folder('output', output).resolve()
   output_lib.finish(place)

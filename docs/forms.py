@@ -390,8 +390,9 @@ def first(_: pathlib.Path) -> str:
   name = str(short['decoder']).partition('(')[0]
   return (f'*The same images in {long["rounds"]:.4g} forward passes instead of '
           f'{vanilla["rounds"]:.4g}. Each block shows the tokens that one\npass commits: `vanilla` '
-          f'generates one per pass, `{name}`, the default on a CPU, a few, and\na '
-          '[corrected window](docs/corrected_windows.md), which is new, many.*')
+          f'generates one per pass, `{name}`, the default on a CPU, a few, and\na [corrected '
+          'window](docs/corrected_windows.md), which is new, many: '
+          f'`{long["decoder"]}`.*')
 
 
 # The released loops without a measured deviation, by docs/papers/released_code.md, and ours.

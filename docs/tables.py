@@ -19,7 +19,7 @@ from docs.forms import Table
 from docs.kept import MORE_RELEASED, RELEASED, ROOT
 from experiments.papers import published_rows
 
-PAGES = (ROOT / 'README.md', *sorted((ROOT / 'docs').rglob('*.md')))
+PAGES = (ROOT / 'WORKSPACE_README.md', *sorted((ROOT / 'docs').rglob('*.md')))
 _REGION = re.compile(r'(<!-- table: (\w+) -->\n).*?(<!-- /table -->)', re.DOTALL)
 _CONCLUSIONS = forms.rows_of({'claim': '{claim}', 'holds here': '{answer}', 'numbers': '{numbers}'},
                    lambda report: report['conclusions'])

@@ -18,6 +18,7 @@ from checkpoints_conversion.rules import (
   vq,
 )
 from checkpoints_conversion.rules.family import ConversionError, FileFamily
+from cspd_jax.cli import imports
 from cspd_jax.core import guesses, naming
 
 FAMILIES: dict[str, FileFamily] = {}
@@ -32,12 +33,14 @@ def register(family: FileFamily) -> None:
     raise ValueError(f'name is {family.name!r}, which is registered already; choose another name.')
 
 
-def get(name: str) -> FileFamily:
+def get(name: str, argument: str = 'family') -> FileFamily:
   """Looks up a family; raises ConversionError if no family has this name."""
   if name not in FAMILIES:
+    own = (f'{", ".join(imports.MODULES)} registers no rules of this name with '
+           'checkpoints_conversion.rules.register' if imports.MODULES else
+           'rules of your own are registered by their module, which --import=MODULE imports first')
     raise ConversionError(
-        f'family is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}; rules of your own '
-        'are registered by their module, which --import=MODULE imports first'
+        f'{argument} is {name!r}; it must be one of: {", ".join(sorted(FAMILIES))}; {own}'
         + naming.suggestion(name, FAMILIES, guesses.ALIASES))
   return FAMILIES[name]
 

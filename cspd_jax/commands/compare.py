@@ -229,15 +229,18 @@ def main(config: Config) -> None:
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
     others, count = 1 + (config.paired and job.model.engine.seed_exact), len(job.prompts)
-    counted = f'image{"s"[:count != 1]} x {len(job.images)} decoders'
-    with (compilations.reported(len(job.images) + others),
-          progress.bar(f'{count} {counted}') as show):
+    with (compilations.reported(len(job.images) + others), progress.bar(
+        f'decoding {count} image{"s"[:count != 1]} with {len(job.images)} decoders, several times',
+        ) as show):
       compared = timing.compare(
           job.images, captions=job.captions, repeats=_REPEATS, budget=config.budget,
           steady=_STEADY, untimed=() if job.untimed is None else (job.untimed,),
           show=progress.say, progress=show, look=functools.partial(_look, job, time.monotonic()))
     rows = _write(job, compared)
-  print('', comparison.format_table(job.model, rows), *comparison.same_decoders(compared),
+  untimed = [] if job.untimed is None else [
+      f'{job.untimed} is not timed: a window of this size is for accelerators, and a CPU computes '
+      'each of its tokens.']
+  print('', comparison.format_table(job.model, rows), *untimed, *comparison.same_decoders(compared),
         f'\nPictures and report.json are in {folder}.', sep='\n')
   if config.decoder is None and not config.all:
     print('--all compares every decoder.')

@@ -149,7 +149,7 @@ def _arrange(config: Config) -> None:
       write(new, divided, config.resize)
   except KeyboardInterrupt as stop:
     raise KeyboardInterrupt('nothing is left; the same command starts again') from stop
-  print(f'{len(images)} images are in {folder}.')
+  print(f'{len(images)} image{"s"[:len(images) != 1]} in {folder}.')
 
 
 @cli.command(Config, kept='finished parts are kept')

@@ -317,6 +317,9 @@ def main(recipe: Any, flags: Flags) -> None:
   if own:
     families.save(name, model.family, {role: role})
   print(f'Stored in {output}. Next: {_next_step(asked, model, recipe, role, output, own)}')
+  if own:
+    print(f"--decoder='{_DECODERS[role]}' uses it; the default decoder is as before, until "
+          'cspd-tune stores another.')
 
 
 def _check_recipe(recipe: Any, flags: Flags) -> None:

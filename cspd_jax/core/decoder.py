@@ -99,10 +99,15 @@ class AnyDecoder(abc.ABC):
 
 
 def summary(decoded: Any) -> str:
-  """Returns a `Decoded` in a line: tokens, rounds if they are few, other fields."""
+  """Returns a `Decoded` in a line: tokens, rounds if they are few, rows that are not valid, and
+  other fields.
+  """
   rounds = decoded.rounds
   is_short = tracing.is_concrete(rounds) and 0 < getattr(rounds, 'size', 0) <= _MOST_SHOWN
   shown = ' '.join(str(np.asarray(rounds)).split()) if is_short else contracts.described(rounds)
+  if tracing.is_concrete(decoded.valid) and not np.all(decoded.valid):
+    shown += (f', {np.sum(~np.asarray(decoded.valid))} of {np.size(decoded.valid)} rows NOT VALID '
+              '(an option or a condition that the model does not support, or NaN)')
   others = [name for name, value in decoded._asdict().items()
             if value is not None and name not in ('tokens', 'rounds')]
   return (f'{type(decoded).__name__}(tokens: {contracts.described(decoded.tokens)}, '

@@ -191,7 +191,7 @@ class Family(NamedTuple):
     """
     role = role_of(network)
     if role not in self.roles:
-      return f'{self.name!r} models support none; use a decoder without it'
+      return f'use a decoder without it, because {self.name!r} models support none'
     train = (f'train one with cspd-train --model={shlex.quote(name)} --kind={role}, or '
              if role in self.trained(config) else '')
     source = f', {_CONVERTED[role]} that cspd-convert wrote' if role in _CONVERTED else ''

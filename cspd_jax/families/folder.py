@@ -93,7 +93,7 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
   loaded: dict[str, Loaded] = {}
   named = {role: part for role, part in (description['parts'] | parts).items() if part is not None}
   with compilations.told(
-      lambda: f'loading {folder.name}, {len(loaded)} of {len(named)} networks are there', progress):
+      lambda: f'loading {folder.name}: {len(loaded)} of {len(named)} networks loaded', progress):
     for role, part in named.items():
       loaded[role] = _network(
           role, part if role in parts else folder / part, family, **options,

@@ -149,8 +149,10 @@ class Gallery:
     if sampler.specification.parts[0].name == baseline:
       line = f'{sampler.text} ({guarantee}): {passes:.0f} forward passes'
     if model.engine.seed_exact:
-      line += (f' instead of {model.num_tokens} ({model.num_tokens / passes:.1f} times fewer)'
-               if passes < model.num_tokens else ', one token at a time')
+      fewer = f'{model.num_tokens / passes:.1f}'
+      line += (f' instead of {model.num_tokens} ({fewer} times fewer)' if fewer != '1.0' else
+               ', one token at a time' if passes >= model.num_tokens else
+               f' instead of {model.num_tokens}')
     if self._passes_of_prior:
       line += (f', after {np.mean(self._passes_of_prior):.0f} for {self._tokens_of_prior} tokens '
                'of the prior')

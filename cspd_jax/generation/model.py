@@ -26,7 +26,7 @@ from cspd_jax import sharding
 from cspd_jax.core import guesses, progress as progress_lib
 from cspd_jax.core.batches import Progress
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.core.spec import Spec
+from cspd_jax.core.spec import Spec, parse
 from cspd_jax.core.table import SOURCES, Resources
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import prefix as prefix_lib
@@ -421,8 +421,13 @@ class Model:
     required = self.engine.needs(specification)
     if required is None or required in self.drafts:
       return None
+    name = parse(specification).parts[0].name
+    entry = self.engine.table.get(name)
+    others = [key for key in (entry.networks if entry else ()) if key in self.drafts]
+    own = f'{name}({next(iter(entry.parameters))}={others[0]})' if entry and others else ''
     return (f'drafts with {SOURCES[required]}; model {self.name!r} has none: '
-            f'{self.remedy(required)}')
+            + (f'use {own}, with a network that it has, or ' if own else '')
+            + self.remedy(required))
 
   def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
                     **parameters) -> Spec:

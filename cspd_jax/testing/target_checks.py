@@ -16,7 +16,7 @@ from cspd_jax.testing.probe import ROWS, SPARE, Probe, distance
 from cspd_jax.testing.report import Check, CheckReport, collect, required
 
 SIZES = (2, 5)  # Numbers of tokens of the windows that are checked.
-# `(params, condition, tokens [B, n]) -> [B, n, V]`: logits of token `i` from the tokens before it.
+# `(params, condition, tokens [B, T]) -> [B, T, V]`: logits of token `i` from the tokens before it.
 Logits = Callable[[Params, Condition, jax.Array], jax.Array]
 _NOT_COMPARED = (
     'the forward pass of the training was not compared: a mistake that prefill, score and commit '
@@ -47,9 +47,9 @@ def check_target(target: Target, params: Params, condition: Condition, *,
     condition: for any number of rows; different rows reveal more, and the order of the streams.
     key: draws the tokens.
     logits: the forward pass that the model was trained with:
-      `(params, condition, tokens [B, n]) -> [B, n, V]`, where entry `i` predicts token `i`
-      from the condition and the tokens before it. Scoring must agree with it. Without it a note
-      says that it was not compared.
+      `(params, condition, tokens [B, T]) -> [B, T, V]`, where entry `i` predicts token `i`
+      from the condition and the tokens before it, of a whole image. Scoring must agree with it.
+      Without it a note says that it was not compared.
     progress: whether a line on stderr says which check runs once that takes more than five seconds.
   """
   checks = [check for check in CHECKS if target.supports_trees or not check.of_trees]
@@ -115,11 +115,21 @@ def _shapes(target: Target, params: Params, condition: Condition) -> Iterator[st
 
 def _training_pass(probe: Probe, logits: Logits) -> Iterator[str]:
   """Scoring one by one returns the logits of the training pass."""
-  tokens = jnp.asarray(probe.tokens)
-  want = np.asarray(logits(probe.params, probe.condition, tokens))
-  if want.shape != (*tokens.shape, probe.target.vocab_size):
-    yield (f'logits: they have shape {want.shape}; it must be '
-           f'{(*tokens.shape, probe.target.vocab_size)}: rows, tokens, vocab_size.')
+  count, size = probe.tokens.shape[1], probe.target.num_tokens
+  tokens = jnp.asarray(np.pad(probe.tokens, ((0, 0), (0, size - count)), mode='wrap'))
+  try:
+    want = np.asarray(logits(probe.params, probe.condition, tokens))
+  except Exception as error:  # It is the caller's, and may fail in any way.
+    yield (f'logits: it raises {type(error).__name__} for {len(tokens)} rows and tokens '
+           f'{tokens.shape}: {str(error):.300}')
+    return
+  expected = (*tokens.shape, probe.target.vocab_size)
+  if want.shape != expected:
+    extra = ('; leave the last entry out, which predicts a token after the image'
+             if want.shape == (len(tokens), size + 1, expected[2]) else '')
+    yield (f'logits: they have shape {want.shape}; it must be {expected}: rows, tokens, '
+           f'vocab_size{extra}.')
+  want = want[:, :count]
   first = np.asarray(probe.prefill(probe.params, probe.condition)[0])[:, :, None]
   got = np.concatenate([first, probe.singly[0][:, :, :-1]], axis=2)
   apart = distance(got[:1], want[None]).max(axis=0)

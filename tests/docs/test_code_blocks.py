@@ -11,7 +11,9 @@ import subprocess
 import sys
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import cspd_jax
 from tests.docs import pages
@@ -89,25 +91,33 @@ def test_targets_of_one_s_own():
 def test_commands_with_a_family_of_one_s_own(place, commands):
   """Each in a process of its own, where only the page's `--import` registers the family."""
   page, namespace = pages.ROOT / 'docs' / 'family.md', {'__name__': 'page'}
-  family, _, save, shell = pages.blocks(page)[:4]
-  (place / 'bigram.py').write_text(family.text)
+  family, _, save, shell, _, rules, convert = pages.blocks(page)[:7]
+  (place / 'bigram.py').write_text(f'{family.text}\n\n{rules.text}')
   for block in (family, save):
     pages.run(block.text, pages.name(page), block.line, namespace)
   words = dict(inspect=[], generate=shlex.split(shell.text)[1:], compare=['--num_images=2'],
                tune=['--store=tuned', '--minutes=0.01', '--num_images=1'],
                train=[])
-  said = {}
+  said, rng, env = {}, np.random.default_rng(0), os.environ | {'PYTHONPATH': str(pages.ROOT)}
   for command in commands:
     flags = [word for word in words[command] if word not in ('--import=bigram', '--model=beach')]
     assert command != 'generate' or len(flags) == len(words[command]) - 2
     result = subprocess.run(
         [sys.executable, '-m', f'cspd_jax.commands.{command}', '--import=bigram', '--model=beach',
-         *flags], env=os.environ | {'PYTHONPATH': str(pages.ROOT)}, capture_output=True, text=True,
-        cwd=place)
+         *flags], env=env, capture_output=True, text=True, cwd=place)
     said[command] = result.stdout + result.stderr
     assert result.returncode == (2 if command == 'train' else 0), said[command]
   if 'inspect' in commands:
     assert 'cache of 1 image of 16 tokens' in said['inspect']
+    # Its rules convert a file and write it again, as the page says.
+    table = rng.normal(size=(4, 7, 6)).astype(np.float32)
+    save_file({'weight': table}, place / 'table.safetensors')
+    for line in convert.text.splitlines():
+      subprocess.run(
+          [sys.executable, '-m', 'checkpoints_conversion.command', *shlex.split(line)[1:]],
+          env=env, check=True, cwd=place)
+    written, = (place / 'published').rglob('*.safetensors')
+    np.testing.assert_array_equal(load_file(written)['weight'], table)
   else:
     assert list((place / 'runs' / 'sea').glob('*.png'))
     assert 'cspd-tune --import=bigram --model=beach' in said['generate']

@@ -79,7 +79,7 @@ def test_a_family_that_nobody_registered(installed, part):
 
 
 def test_missing_drafts_are_named(beach):
-  with pytest.raises(ValueError, match="'tiny' models support none; use a decoder"):
+  with pytest.raises(ValueError, match="a decoder without it, because 'tiny' models support none"):
     cspd_jax.load(beach).generate('sea', decoder='eagle')
 
 
