@@ -9,6 +9,7 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+from cspd_jax.core import naming
 from cspd_jax.files import paths
 
 # What the running command has imported: the commands that it advises need it too.
@@ -25,9 +26,9 @@ def run(modules: Sequence[str]) -> None:
 def _import(module: str) -> None:
   file = paths.find('--import', module) if module.endswith('.py') else None
   folder, name = (pathlib.Path.cwd(), module) if file is None else (file.parent, file.stem)
-  missing = f'--import={module}: no such file; {_near(folder)}' if file is not None else (
-      f'--import={module}: no module has this name, neither installed nor in {folder}; '
-      f'{_near(folder)}')
+  missing = f'--import={module}: no such file{_near(name, folder)}' if file is not None else (
+      f'--import={module}: no module has this name, neither installed nor in {folder}'
+      f'{_near(name, folder)}')
   if file is not None and not file.is_file():
     raise ValueError(missing)
   if not all(part.isidentifier() for part in name.split('.')):
@@ -50,8 +51,7 @@ def _import(module: str) -> None:
                      'rename the file.')
 
 
-def _near(folder: pathlib.Path) -> str:
-  """What could be imported from a folder, as advice."""
-  names = sorted(path.stem for path in folder.glob('*.py') if path.stem.isidentifier())
-  return (f'give one of {folder}, such as {", ".join(names[:5])}.' if names else
-          'give the path of a file that ends in .py.')
+def _near(name: str, folder: pathlib.Path) -> str:
+  """A module of a folder that may be meant, as advice."""
+  return naming.suggestion(name, [path.stem for path in folder.glob('*.py')],
+                           otherwise='; give the path of a file that ends in .py.')

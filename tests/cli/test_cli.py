@@ -260,7 +260,8 @@ def test_a_module_is_imported_first(path, tmp_path, monkeypatch, typed):
 
 @pytest.mark.parametrize('typed, message', [
     ('=nothing', '--import=nothing: no module has this name, neither installed nor in {place}; '
-     'give one of {place}, such as config, fails, json, needs.'),
+     'give the path of a file that ends in .py.'),
+    ('=neds', 'nor in {place}; did you mean needs?'),
     ('=nothing.inside', '--import=nothing.inside: no module has this name'),
     ('=empty', '--import=empty: no module has this name'),  # A folder without __init__.py.
     ('=no/such.py', '--import=no/such.py: no such file; give the path of a file that ends in .py.'),

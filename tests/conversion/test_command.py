@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 
 from checkpoints_conversion import command, convert, rules
+from cspd_jax.cli import imports
 from cspd_jax.commands import generate
 from tests.conversion import published_settings, small
 from tests.families import published_files as files, tar_files
@@ -247,3 +248,10 @@ def test_a_source_whose_name_is_no_utf_8(source, run, tmp_path):
   assert content['metadata']['source'] == 'x\\udce9.safetensors'
   assert [*content['metadata']['sha256']] == ['x\\udce9.safetensors']
   assert run('llamagen', file, '--image_size=32', '--num_heads=2')[0] == 0
+
+
+def test_rules_that_a_module_of_one_s_own_does_not_register(monkeypatch):
+  monkeypatch.setattr(imports, 'MODULES', ['bigram'])
+  with pytest.raises(ValueError, match="to is 'bigram'; it must be one of: .*; bigram registers no "
+                                       'rules of this name with checkpoints_conversion.rules.reg'):
+    rules.get('bigram', 'to')

@@ -1,5 +1,6 @@
 """Models on disk, and a family that is not part of the package."""
 
+import dataclasses
 import importlib
 import json
 import shutil
@@ -81,6 +82,11 @@ def test_a_family_that_nobody_registered(installed, part):
 def test_missing_drafts_are_named(beach):
   with pytest.raises(ValueError, match="a decoder without it, because 'tiny' models support none"):
     cspd_jax.load(beach).generate('sea', decoder='eagle')
+  # A folder for which `cspd-train` has fitted a network, and the decoder's name alone.
+  model = dataclasses.replace(cspd_jax.load(beach), drafts={'neighbours': None})
+  assert model.lacks('corrected') == (
+      "drafts with a corrector; model 'beach' has none: use corrected(corrector=neighbours), with "
+      "a network that it has, or use a decoder without it, because 'tiny' models support none")
 
 
 def test_parts_are_replaced_or_left_out(beach, tmp_path):

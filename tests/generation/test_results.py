@@ -70,7 +70,9 @@ def test_results_of_decoders_are_short(out):
   assert 'rounds: int32[]' not in repr(out[0].decoded)
   jax.eval_shape(lambda decoded: repr(decoded) and 0, out.decoded)  # Of arrays that are traced.
   many = jax.tree.map(lambda leaf: np.repeat(leaf, 9, axis=0), out.decoded)
-  assert 'rounds: int32[27]' in repr(many)
+  assert 'rounds: int32[27]' in repr(many) and 'NOT VALID' not in repr(many)
+  wrong = many._replace(valid=np.arange(27) != 4)
+  assert ', 1 of 27 rows NOT VALID (an option' in repr(wrong)
 
 
 def test_a_model_is_not_pickled(model):

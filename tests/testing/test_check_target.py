@@ -409,6 +409,23 @@ def test_a_shifted_score_is_not_blamed_on_commit():
   assert report.left_out == ['commit']
 
 
+def test_a_training_pass_of_a_whole_image():
+  """It may reshape the tokens to the grid; its last entry, which nothing follows, is too much."""
+  model, label = tabular(jax.random.key(1), 2, 14, row_width=7), jnp.zeros(3, int)
+  gridded = lambda params, labels, tokens: training(
+      params, labels, tokens.reshape(len(labels), 2, 7).reshape(len(labels), -1), vocab_size=2)
+  check_target(model.target, model.params, label, logits=gridded)
+  longer = lambda *args: jnp.pad(gridded(*args), ((0, 0), (0, 1), (0, 0)))
+  report = report_of(check_target, model.target, model.params, label, logits=longer)
+  assert report.problems['training pass'] == (
+      'logits: they have shape (4, 15, 2); it must be (4, 14, 2): rows, tokens, vocab_size; leave '
+      'the last entry out, which predicts a token after the image.')
+  square = lambda params, labels, tokens: tokens.reshape(-1, 5, 5)
+  report = report_of(check_target, model.target, model.params, label, logits=square)
+  assert report.problems['training pass'].startswith(
+      'logits: it raises TypeError for 4 rows and tokens (4, 14): cannot reshape')
+
+
 @pytest.mark.slow
 def test_the_training_pass():
   check_target(T, MODEL.params, LABELS, logits=training)
