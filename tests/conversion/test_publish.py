@@ -212,7 +212,7 @@ def test_files_have_the_names_of_published_folders(to, source, name, tmp_path):
 @pytest.mark.parametrize('to, source, message', [
     ('anole', 'demo', "to is 'anole', and source is 'demo', a 'llamagen' model, which has no files "
                       'of this family; choose one of: llamagen, llamagen_vq, '),
-    ('lama', 'demo', "family is 'lama'; it must be one of: "),
+    ('lama', 'demo', "to is 'lama'; it must be one of: "),
     ('llamagen', 'nothing', "source is 'nothing', which has no model.json; with --to "),
     ('llamagen', 'network', "the folder of one 'vq' network; files of llamagen hold a 'llamagen' "
                             'network, so specify the folder of the whole model'),
