@@ -11,20 +11,16 @@ import hashlib
 import json
 import os
 import pathlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 import safetensors
-from jax.experimental.layout import Format, Layout
 
-from cspd_jax import sharding as sharding_lib
-from cspd_jax.core import fields, naming
+from cspd_jax.core import naming
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.files import atomic, matrices, output, paths, reading, weights
+from cspd_jax.files import atomic, matrices, output, paths, placement, reading, weights
 
 FILE, _FORMAT = 'model.json', 1
 _REMEDY = 'copy or convert the model again'
@@ -32,11 +28,6 @@ Params = Any
 
 ASSETS = pathlib.Path(__file__).parents[1] / 'assets'
 DEFAULT = 'emoji'  # The shipped model that is loaded by default.
-# Platforms where programs read parameters in the order of `Kind.orders`, and the numbers in a row
-# of a tile there: narrower rows are padded to it in any order but XLA's own.
-_PLATFORMS, _LANES = ('tpu',), 128
-# What `sharding` consists of.
-_PLACES = jax.sharding.Mesh, jax.sharding.Sharding, jax.Device
 
 
 class Kind(NamedTuple):
@@ -46,7 +37,7 @@ class Kind(NamedTuple):
   init: Callable[[Any, jax.Array], Params]  # `(config, key)`; determines the expected shapes.
   split: Mapping[str, int] = MappingProxyType({})  # Which can be divided over devices.
   matrices: Mapping[str, int] = MappingProxyType({})  # Which can be int8: number of input axes.
-  orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # For TPUs; see `placement`.
+  orders: Mapping[str, tuple[int, ...]] = MappingProxyType({})  # For TPUs; see `placement.of`.
   # Which a decoder multiplies by few rows: number of input axes; see `for_decoding`.
   products: Mapping[str, int] = MappingProxyType({})
 
@@ -66,49 +57,12 @@ def _expected(kind: Kind, config: Any) -> Params:
   return jax.eval_shape(lambda: kind.init(config, jax.random.key(0)))
 
 
-def placement(name: str, leaf: Any, where: Any, orders: Mapping[str, tuple[int, ...]]) -> Any:
-  """Returns the device and the order in memory of a parameter, for `jax.device_put`.
-
-  A program whose loop reads a parameter in another order than it was passed in copies it before the
-  loop and stores the copy: 96 MiB more per layer for a transformer of 7 billion parameters.
-  `orders` are axes, the slowest varying first, by patterns of paths with slashes; `where` is a
-  device, a `jax.sharding.Sharding`, or None for the default device.
-  """
-  order = next((order for pattern, order in orders.items() if re.fullmatch(pattern, name)), None)
-  if order is None or len(order) != len(leaf.shape) or leaf.shape[-1] % _LANES:
-    return where
-  if not isinstance(where, jax.sharding.Sharding):
-    where = jax.sharding.SingleDeviceSharding(where or jax.device_put(np.zeros(())).device)
-  applies = all(device.platform in _PLATFORMS for device in where.device_set)
-  return Format(Layout(order), where) if applies else where
-
-
-def _places(sharding: Any, expected: Params, axes: Mapping[str, int]) -> dict[str, Any]:
-  """Returns device or sharding of parameters by name; ValueError for a wrong or uneven `sharding`.
-  """
-  for place in jax.tree.leaves(sharding):
-    fields.require(isinstance(place, _PLACES), 'sharding', place,
-                   'a mesh of make_mesh, a device, a jax.sharding.Sharding or a tree of those')
-  if isinstance(sharding, jax.sharding.Mesh):
-    sharding = sharding_lib.split(expected, axes, sharding)
-  return {} if sharding is None else weights.named(jax.tree.broadcast(sharding, expected))
-
-
-def _is_one_cpu(where: Any) -> bool:
-  """Whether a device, a sharding without a mesh, or with None the default device, is one CPU."""
-  if isinstance(where, jax.sharding.NamedSharding):  # It divides the axes of the array as stored.
-    return False
-  where = where or jax.device_put(np.zeros(())).device
-  devices = getattr(where, 'device_set', {where})
-  return len(devices) == 1 and next(iter(devices)).platform == 'cpu'
-
-
 def for_decoding(kind: str, params: Params) -> Params:
   """Returns parameters of a network as decoders read them fastest on the device that holds them.
 
   On one CPU, the matrices of `Kind.products` are in the forms of `matrices.by_outputs`.
   """
-  is_on_cpu = all(isinstance(leaf, jax.Array) and _is_one_cpu(leaf.sharding)
+  is_on_cpu = all(isinstance(leaf, jax.Array) and placement.is_one_cpu(leaf.sharding)
                   for leaf in jax.tree.leaves(params))
   products = matrices.inputs(KINDS[kind].products)
   return matrices.by_outputs(params, products) if is_on_cpu else params
@@ -382,8 +336,8 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   kind, config, metadata, digests = _described(folder)
   expected = _expected(KINDS[kind], config)
   inputs = matrices.check(quantize, kind, KINDS[kind].matrices)
-  devices = _places(sharding, expected, KINDS[kind].split)
-  is_for_cpu = for_decoding and all(map(_is_one_cpu, {*devices.values()} or {None}))
+  devices = placement.places(sharding, expected, KINDS[kind].split)
+  is_for_cpu = for_decoding and all(map(placement.is_one_cpu, {*devices.values()} or {None}))
   forms = expected
   if is_for_cpu:  # Shapes in the forms of a CPU, but of int8 matrices.
     products = matrices.inputs(KINDS[kind].products)
@@ -410,7 +364,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
     leaf, where = stored[name], devices.get(name)
     if num_inputs := inputs(name):
       return matrices.put(matrices.quantized(read(leaf), num_inputs), num_inputs, where)
-    place = placement(leaf.name, leaf, where, KINDS[kind].orders)
+    place = placement.of(leaf.name, leaf, where, KINDS[kind].orders)
     if isinstance(where, jax.sharding.Sharding) and not where.is_fully_replicated:
       # Every process reads the slices of its own devices only.
       return jax.make_array_from_callback(leaf.shape, place, lambda index: read(leaf, index, dtype))

@@ -46,7 +46,7 @@ SPLIT = {
     '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
     '.*/(gate|up)': 1, '.*/down': 0}
 
-# The order in which XLA reads the axes of parameters on TPUs; see `files.store.placement`.
+# The order in which XLA reads the axes of parameters on TPUs; see `files.placement`.
 ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 
 # `einsum` contracts axes in the alphabetical order of their letters, and CPUs transpose a matrix

@@ -18,7 +18,7 @@ from jax.experimental import topologies
 
 from cspd_jax.continuous.chains import draft_loop
 from cspd_jax.core import fields
-from cspd_jax.files import store
+from cspd_jax.files import placement
 from cspd_jax.models import attention, fused_head
 from experiments.costs import instructions
 
@@ -109,7 +109,7 @@ def compiled(function: Any, arguments: Any, device: Any,
   def shape_of(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
     shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), leaf.dtype)
-    return shape.update(sharding=store.placement(name, shape, sharding, orders or {}))
+    return shape.update(sharding=placement.of(name, shape, sharding, orders or {}))
 
   shapes = jax.tree_util.tree_map_with_path(shape_of, arguments)
   with _fused_kernels() if device.platform == 'gpu' else contextlib.nullcontext():

@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import cspd_jax.families  # noqa: F401
 from cspd_jax import sharding
-from cspd_jax.files import store
+from cspd_jax.files import placement, store
 from cspd_jax.models import llamagen, transformer
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -18,8 +18,8 @@ CONFIG = llamagen.LlamaGenConfig(
 
 @pytest.fixture
 def as_on_a_tpu(monkeypatch):
-  monkeypatch.setattr(store, '_PLATFORMS', ('cpu',))
-  monkeypatch.setattr(store, '_LANES', 8)
+  monkeypatch.setattr(placement, '_PLATFORMS', ('cpu',))
+  monkeypatch.setattr(placement, '_LANES', 8)
 
 
 def _order(leaf):
@@ -48,7 +48,7 @@ def test_loaded_parameters_lie_as_they_are_read(tmp_path, as_on_a_tpu):
 
 def test_divided_parameters_keep_their_sharding(as_on_a_tpu):
   where = NamedSharding(sharding.make_mesh(1, 1), PartitionSpec(None, sharding.MODEL))
-  result = store.placement('transformer/layers_0/key', jnp.zeros((16, 2, 8)), where,
+  result = placement.of('transformer/layers_0/key', jnp.zeros((16, 2, 8)), where,
                         transformer.ORDERS)
   assert isinstance(result, Format) and result.sharding == where
 
@@ -58,11 +58,11 @@ def test_divided_parameters_keep_their_sharding(as_on_a_tpu):
     ('layers_0/query', (16, 8)), ('layers_0/out', (2, 8, 16)),
     ('layers_0/query/values', (16, 2, 8))])
 def test_other_parameters_stay(name, shape, as_on_a_tpu):
-  assert store.placement(name, jnp.zeros(shape), None, transformer.ORDERS) is None
+  assert placement.of(name, jnp.zeros(shape), None, transformer.ORDERS) is None
 
 
 def test_nothing_is_done_elsewhere(monkeypatch):
-  monkeypatch.setattr(store, '_LANES', 8)
+  monkeypatch.setattr(placement, '_LANES', 8)
   where = SingleDeviceSharding(jax.devices('cpu')[0])
-  assert store.placement(
+  assert placement.of(
       'layers_0/query', jnp.zeros((16, 2, 8)), where, transformer.ORDERS) is where
