@@ -57,7 +57,8 @@ _PASSES = {
     'two CPU cores, LlamaGen-XL': ('against_llamagen_xl', 'against_llamagen_xl_local'),
     'two CPU cores, LlamaGen-B': ('against_llamagen', 'against_llamagen_local')}
 # Reports on the same passes by batch size.
-_BATCHES = {1: 'compiled_7b', 8: 'compiled_7b_batch'}
+_BATCHES = {1: 'compiled_7b', 8: 'compiled_7b_batch', 32: 'compiled_7b_batch32',
+            128: 'compiled_7b_batch128'}
 
 
 def gains(*reports: str) -> list[tuple[float, float, int]]:
@@ -106,14 +107,14 @@ def draw_gains(path: pathlib.Path) -> None:
   for (name, speeds), color, shift in zip(by_batch().items(), charts.COLORS, (-0.2, 0.2)):
     bars = several.bar([place + shift for place in places], speeds, 0.36, color=color,
                        label=canvas.plain(name))
-    several.bar_label(bars, fmt='%.2fx', fontsize=7.5, padding=2, color=canvas.INK)
+    several.bar_label(bars, fmt='%.1f', fontsize=7.5, padding=2, color=canvas.INK)
   several.axhline(1, color=canvas.INK, linewidth=0.9, linestyle=':')
   several.annotate('vanilla', (len(_BATCHES) - 0.58, 1), xytext=(0, 3), fontsize=7.5,
                    textcoords='offset points', color=canvas.INK)
   several.set(ylim=(0, 4.1), xlim=(-0.5, len(_BATCHES) - 0.15))
-  several.set_xticks(places, [f'{count} image{"s"[:count != 1]}' for count in _BATCHES])
+  several.set_xticks(places, [str(count) for count in _BATCHES])
   several.legend(fontsize=7.5, frameon=False, loc='upper right', labelcolor=canvas.INK)
-  _finish(several, 'Predicted on an H200, 7B', 'decoded at once')
+  _finish(several, 'Predicted on an H200, 7B', 'images decoded at once')
   canvas.save(figure, path)
 
 

@@ -84,8 +84,9 @@ REPORTS = {
         "corrected(corrector=neighbours, iterations=4)' "
         '--accepted=docs/reports/corrected_local.json')
        for name, model in (('7b', ''), ('xl', ' --model=c2i_xl_256'))},
-    'compiled_7b_batch':
-        "python -m experiments.compile_report --batch=8 --decoder='mc_sjd,mc_sjd(window=16)'",
+    **{f'compiled_7b_batch{name}':
+       f"python -m experiments.compile_report --batch={count} --decoder='mc_sjd,mc_sjd(window=16)'"
+       for name, count in {'': 8, '32': 32, '128': 128}.items()},
     'compiled_xl_v5e':
         "python -m experiments.compile_report --device=v5e --model=c2i_xl_256 "
         "--decoder='mc_sjd(window=16)'",

@@ -91,7 +91,7 @@ TABLES: dict[str, Table] = {
         "images equal to vanilla's": '{equal_to_baseline:.2%}'})),
     **{name: Table(name, forms.some(_COMPILED)) for name in (
         'compiled_7b', 'compiled_xl', 'compiled_7b_local', 'compiled_xl_local',
-        'compiled_7b_batch', 'compiled_xl_v5e')},
+        'compiled_7b_batch', 'compiled_7b_batch32', 'compiled_7b_batch128', 'compiled_xl_v5e')},
     **{name: Table(name, forms.some({**_COMPILED, 'head calls': 'head calls'})) for name in (
         'compiled_mar', 'compiled_nextstep')},
     'uncertainty': Table('uncertainty', lambda path: (
