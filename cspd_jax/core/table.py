@@ -163,7 +163,7 @@ class Table(NamedTuple):
 
     `window` is the most tokens that a forward pass should have, `length` that of drafted chains;
     other sizes are parameters by name. One that is None or that the decoder does not have is
-    ignored. EAGLE drafts along its published tree from a window of 26 on, and along a chain below.
+    ignored.
     """
     spec, entry = parse(spec), self.entry(spec)
     given = {name: size for name, size in sizes.items() if size is not None}
@@ -191,8 +191,9 @@ class Table(NamedTuple):
     if name in self.drafters:
       return f'{name!r} is a drafter; write a verifier after it, such as {name}+rejection.'
     if name in self.decoders:
-      return (f'{name!r} is a decoder, {self.decoders[name].parts}; write a drafter before +, such '
-              f'as {(self.decoders[name].parts or parse("jacobi")).parts[0]}+{verifier}.')
+      parts = self.decoders[name].parts or parse('jacobi+rejection')
+      return (f'{name!r} is a decoder, like {parts}; write a drafter before +, such as '
+              f'{parts.parts[0]}+{verifier}.')
     words = f'it must be one of {", ".join(self.decoders)}'
     if self.drafters:
       words += (f', or a drafter, one of {", ".join(self.drafters)}, with a verifier, one of '

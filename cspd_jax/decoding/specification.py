@@ -182,8 +182,10 @@ def build(spec: str | Spec, target: Target, drafts: Mapping[str, Any] = MappingP
 def expand(spec: str | Spec) -> tuple[Call, Call]:
   """Returns drafter and verifier of a specification; raises ValueError for unknown ones."""
   entry, (first, *rest) = TABLE.entry(spec), parse(spec).parts
-  if entry.parts is None:
+  if rest:
     return first, rest[0]
+  if entry.parts is None:
+    raise ValueError(f'{first.name} has no drafter and verifier; make its entry with joined().')
   drafter, verifier = entry.parts.parts
   # None is the default of the decoder, which may be another one than the drafter's.
   given = {name: value for name, value in first.arguments.items()

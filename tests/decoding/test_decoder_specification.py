@@ -309,8 +309,8 @@ def test_a_name_before_a_plus_is_a_drafter():
     with pytest.raises(ValueError, match=f"'{name}' is a drafter; write a verifier after it, such "
                        rf'as {name}\+rejection'):
       specification.needs(name)
-  with pytest.raises(ValueError, match=r"'mc_sjd' is a decoder, jacobi\(coupling=maximal\)\+rejec.*"
-                     r'such as jacobi\(coupling=maximal\)\+cool\.'):
+  with pytest.raises(ValueError, match=r"'mc_sjd' is a decoder, like jacobi\(coupling=maximal\)\+"
+                     r'rejection; .* such as jacobi\(coupling=maximal\)\+cool\.'):
     build('mc_sjd(window=3)+cool')
 
 
