@@ -46,9 +46,10 @@ _LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
 _VARIANTS = ('sjd', 'sjd_pp', 'sjd(tree=paths(2, 7))', 'mc_sjd(tree=paths(2, 7))', 'mc_sjd',
              'sjd_pac', 'corrected(corrector=neighbours)')
 # Chains of new drafts whose distributions are known.
-_CHAINS = tuple(f'{drafter}{verifier}' for drafter in (
-    'speculative(length=4)', 'medusa(tree=chain(4))', 'eagle(tree=chain(4))', 'eagle(tree=chain(7))'
-) for verifier in ('', '+block'))
+_CHAINS = ('speculative(length=4)', 'model(length=4)+block', *(
+    f'{drafter}{verifier}' for drafter in (
+        'medusa(tree=chain(4))', 'eagle(tree=chain(4))', 'eagle(tree=chain(7))')
+    for verifier in ('', '+block')))
 
 Config = topologies.Config | benchmark.Config | published.Config | fidelity.Config
 

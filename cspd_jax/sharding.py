@@ -111,6 +111,19 @@ def over_images(decode: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
   return run
 
 
+def devices_of(params: Params) -> list[Any]:
+  """Returns the devices that parameters are on, by number; the default one if they are on none."""
+  leaf = next(iter(jax.tree.leaves(params)), None)
+  return sorted(leaf.devices(), key=lambda device: device.id) if isinstance(
+      leaf, jax.Array) else jax.devices()[:1]
+
+
+def in_words(devices: Sequence[Any]) -> str:
+  """Returns devices in words, such as `cpu` or `4 x NVIDIA H100`."""
+  kind = devices[0].device_kind
+  return f'{len(devices)} x {kind}' if len(devices) > 1 else kind
+
+
 def least(value: float) -> float:
   """Returns the smallest of the numbers of all processes of `jax.distributed`."""
   if jax.process_count() == 1:

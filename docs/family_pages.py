@@ -8,7 +8,7 @@ from typing import Any
 
 from checkpoints_conversion import rules
 from cspd_jax import families
-from cspd_jax.generation import engines
+from cspd_jax.decoding import specification
 from docs import sizes, supported, verified, zoo
 
 _PROMPT = 'a lighthouse at dusk'
@@ -46,7 +46,7 @@ def hub(page: str) -> str:
   networks = [(name, preset, source)] + [
       (other.name, *next(iter(other.hub.items()))) for other in others if other.hub]
   of_words = not zoo.is_array(family, config)
-  decoder = ["--decoder='mc_sjd(window=32)'"] * (family.engine is engines.DISCRETE)
+  decoder = ["--decoder='mc_sjd(window=32)'"] * (family.table is specification.TABLE)
   commands = [f"pip install -e '.[hub{',text' * of_words}]'"] + [
       _command(f'cspd-convert --family={network} --model={model}', f'--source={place}',
                f'--output=checkpoints/{page}') for network, model, place in networks] + [_command(

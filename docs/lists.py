@@ -12,19 +12,19 @@ import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
+from cspd_jax.continuous import specification as continuous_specification
 from cspd_jax.core import sampling
 from cspd_jax.decoding import specification, tree as tree_lib
 from cspd_jax.decoding.drafters import jacobi
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import store
-from cspd_jax.generation import engines
 from cspd_jax.testing import tabular
 from docs import family_pages, sizes, supported, verified, zoo
 from experiments.demo_models import photos
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A chain, and siblings drawn one by one: what `block` and `kseq` can verify.
-_CHAIN = 'eagle(tree=chain(2))'
+_CHAIN = 'eagle(tree=chain(2), draws=iid)'
 
 
 @functools.cache
@@ -34,18 +34,18 @@ def _toy(spec: str) -> Decoder:
   drafts = tabular.drafts(model.target, model.target)
   codebook = np.random.default_rng(0).standard_normal((16, 3))
   return specification.build(specification.complete(spec, window=4, length=2), model.target,
-                             specification.Resources(drafts, codebook))
+                             drafts, codebook)
 
 
 def _needs(key: str | None) -> str:
-  return specification.SOURCES[key] if key else '-'
+  return specification.TABLE.networks[key] if key else '-'
 
 
 def decoders() -> str:
   """The named decoders of discrete tokens."""
   return sizes.markdown(
       {'decoder': f'`{specification.usage(name)}`', 'stands for': f'`{entry.parts}`',
-       'guarantee': specification.guarantee(_toy(name)), 'needs': _needs(specification.needs(name)),
+       'guarantee': _toy(name).guarantee, 'needs': _needs(specification.needs(name)),
        'in words': entry.summary}
       for name, entry in specification.DECODERS.items())
 
@@ -67,7 +67,7 @@ def functions() -> str:
 def continuous_functions() -> str:
   """The functions of the decoders of continuous tokens, for the reference."""
   by_module: dict[str, list[str]] = {}
-  for name, entry in engines.CONTINUOUS.table.items():
+  for name, entry in continuous_specification.DECODERS.items():
     by_module.setdefault(entry.build.__module__, []).append(name)
   return '\n\n'.join(map(_members, by_module, by_module.values()))
 
@@ -94,7 +94,7 @@ def _as_drafter(name: str) -> str:
 
 def verifiers() -> str:
   """The verifiers."""
-  guarantee = lambda name: specification.guarantee(_toy(f'{_CHAIN}+{name}'))
+  guarantee = lambda name: _toy(f'{_CHAIN}+{name}').guarantee
   return sizes.markdown(
       {'verifier': f'`{specification.usage(name)}`', 'guarantee': guarantee(name),
        'rule': entry.summary}
@@ -106,18 +106,17 @@ def trees() -> str:
   return sizes.markdown(
       {'tree': f'`{name}`', 'drafts': tree.num_nodes, 'depth': tree.max_depth,
        'first tokens': int(np.sum(tree.depth == 1))}
-      for name, tree in specification.TREES.items())
+      for name, tree in specification.TREES.items() if isinstance(tree, tree_lib.Tree))
 
 
 def continuous() -> str:
   """The decoders of continuous tokens."""
   model = families.load('mar_demo')
-  guarantee = lambda name: engines.CONTINUOUS.guarantee(model.decoder(name))
-  needed = lambda name: 'a draft model' if engines.CONTINUOUS.needs(name) else '-'
+  needed = lambda entry: 'a draft model' if entry.networks else '-'
   return sizes.markdown(
-      {'decoder': f'`{name}`', 'guarantee': guarantee(name), 'needs': needed(name),
-       'in words': summary}
-      for name, summary in engines.CONTINUOUS.decoders.items())
+      {'decoder': f'`{name}`', 'guarantee': model.decoder(name).guarantee, 'needs': needed(entry),
+       'in words': entry.summary}
+      for name, entry in model.table.decoders.items())
 
 
 def measures() -> str:

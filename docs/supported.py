@@ -10,7 +10,6 @@ from cspd_jax import families
 from cspd_jax.decoding import continuous_batching, specification
 from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.files import store
-from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from docs import sizes
 
@@ -40,14 +39,14 @@ def _works(*calls: Callable[[], Any]) -> bool:
 def _named(model: Model) -> list[str]:
   """Returns the named decoders that decode the model."""
   target = model.target(guided=True)
-  return [name for name in model.engine.decoders
-          if model.engine.unsupported(name, target) is None
+  return [name for name in model.table.decoders
+          if model.table.refuses(name, target) is None
           and _works(lambda name=name: model.decoder(name))]
 
 
 def _decoders(model: Model) -> str:
   """Returns the named decoders in words: the few that decode the model, or the few others."""
-  every, named = model.engine.decoders, _named(model)
+  every, named = model.table.decoders, _named(model)
   others = [name for name in every if name not in named]
   if not others:
     return f'all {len(every)}'
@@ -58,7 +57,7 @@ def _decoders(model: Model) -> str:
 
 def _prefix(model: Model) -> bool:
   length = getattr(model.target(guided=True), 'row_width', model.grid[1])
-  return _works(lambda: model.with_prefix([0] * length).decoder(model.engine.baseline))
+  return _works(lambda: model.with_prefix([0] * length).decoder(model.table.baseline))
 
 
 def _refills(model: Model) -> bool:
@@ -68,13 +67,13 @@ def _refills(model: Model) -> bool:
 
 def _relaxed(model: Model) -> bool:
   texts = [*_named(model), *(f'jacobi(window=4)+{name}' for name in specification.VERIFIERS)]
-  return any(not model.engine.guarantee(model.decoder(text)).is_exact
+  return any(not model.decoder(text).guarantee.is_exact
              for text in texts if _works(lambda text=text: model.decoder(text)))
 
 
 # Columns of the table: whether a family of models supports something.
 FEATURES: dict[str, Callable[[Model], bool]] = {
-    'trees': lambda model: any('tree' in model.engine.parameters(name) for name in _named(model)),
+    'trees': lambda model: any('tree' in model.table.parameters(name) for name in _named(model)),
     'relaxed': _relaxed,
     'trained drafters': lambda model: model.teacher is not None,
     'first rows': _prefix,
@@ -83,10 +82,10 @@ FEATURES: dict[str, Callable[[Model], bool]] = {
     'int8 matrices': lambda model: bool(
         store.KINDS[next(iter(families.FAMILIES[model.family].roles['target']))].matrices),
     'int8 cache': lambda model: _works(lambda: with_cache_dtype(model, 'int8')),
-    'guidance interval': lambda model: 'guidance_interval' in model.engine.options
+    'guidance interval': lambda model: 'guidance_interval' in model.table.options
                                        and model.target(guided=True).num_streams > 1,
-    'log-probabilities': lambda model: _works(lambda: engines.with_raw_log_probs(
-        model.decoder(model.engine.baseline), True)),
+    'log-probabilities': lambda model: _works(lambda: model.sampler(
+        model.table.baseline, raw_log_probs=True)),
 }
 
 

@@ -24,6 +24,7 @@ import numpy as np
 
 from cspd_jax import cli, families
 from cspd_jax.core import fields, programs
+from cspd_jax.decoding import warp
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
@@ -109,7 +110,7 @@ def decoder_run(model: families.Model, text: str, tokens: float) -> Callable[[],
   decoder = model.decoder(text, guided=True)
   decoder = decoder if text == 'vanilla' else timed_rounds.with_acceptance(decoder, tokens)
   arguments = (model.params, jnp.array([_LABEL]), jax.random.split(jax.random.key(0), 1),
-               model.engine.drop_inactive(model.sampling(guidance_scale=_SCALE)),
+               warp.drop_inactive(model.sampling(guidance_scale=_SCALE)),
                store.for_decoding('eagle', timed_rounds.random_like(model.draft_params(text))))
   run = programs.compiled(decoder, *arguments).run
   print(f'{text} is compiled', file=sys.stderr, flush=True)

@@ -167,7 +167,7 @@ def our_images(model: cspd_jax.Model, prompts: list[Any], condition: Any, seed: 
 
 
 def _is_discrete(model: cspd_jax.Model) -> bool:
-  return model.engine.name == 'discrete'
+  return model.table.tokens == 'discrete'
 
 
 def _compared(sample: base.Sample, model: cspd_jax.Model) -> np.ndarray:
@@ -216,7 +216,7 @@ def main(config: Config) -> None:
   same = [name.format(**numbers) for name in method.ours]
   best = method.best if config.best is None else config.best
   ours: dict[str, Any] = {
-      name: model.decoder(name) for name in (model.engine.baseline, *same, *best)}
+      name: model.decoder(name) for name in (model.table.baseline, *same, *best)}
   loops = method.load(clone, Work(
       model, str(config.loading.model), [
           batches.select(condition, np.array([i])) for i in range(len(prompts))], sampling, window,
@@ -236,7 +236,7 @@ def main(config: Config) -> None:
   reference = Bench(model, prompts, seed=seed, sampling=sampling).redrawn()
 
   def window_of(name):
-    if name == model.engine.baseline:
+    if name == model.table.baseline:
       return 1
     if _is_discrete(model):
       return ours[name].drafter.tree.num_nodes + 1

@@ -35,8 +35,10 @@ import numpy as np
 
 from cspd_jax import cli
 from cspd_jax.core import fields, spec as spec_lib
+from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
+from cspd_jax.generation import options as options_lib
 from cspd_jax.measure import measurements, tables, tradeoff
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.tradeoff import Claim, TradeoffCurve
@@ -48,7 +50,7 @@ from experiments.measured import SampledImages, show, write
 DRAFTERS = (
     'model', 'jacobi(coupling=independent)', 'jacobi(coupling=maximal)', 'eagle(tree=chain(5))',
     'eagle(tree=EAGLE)', 'eagle2(num_nodes=25, width=10, depth=5)', 'medusa',
-    'medusa(tree=cut(EAGLE, 4))')
+    'medusa(tree=branching("4 0:3 1:2 2:2 3:1 00:3 01:2 02:2 10:1 000:3"))')
 
 # The settings are those of the papers' tables. Cool-SD distributes its relaxation over the depths
 # of EAGLE's tree, also in Jacobi windows, which are longer than their accepted lengths.
@@ -139,11 +141,20 @@ class Plan(NamedTuple):
   metrics: tuple[metrics_lib.Metric, ...]  # The metrics to measure.
 
 
+def _pair(drafter: str, verifier: str) -> spec_lib.Spec:
+  """Joins a drafter and a verifier; `kseq` gets the independent drafts that it verifies."""
+  spec = spec_lib.parse(f'{drafter}+{verifier}')
+  entry = specification.DRAFTERS.get(spec.parts[0].name)
+  if verifier != 'kseq' or entry is None or 'draws' not in entry.parameters:
+    return spec
+  return spec.add({'draws': 'iid'})
+
+
 def prepare(config: Config) -> Plan:
   """Loads the model and checks all options."""
   model = config.model()
-  metrics = measurements.choose(model.engine.name, config.metrics)
-  measurements.choose(model.engine.name, config.columns)
+  metrics = measurements.choose(model.table.tokens, config.metrics)
+  measurements.choose(model.table.tokens, config.columns)
   bench = config.bench(model)
   if (count := len(bench.prompts)) < 2:
     raise ValueError(f'num_images is {count}; it must be at least 2, for a standard error.')
@@ -151,10 +162,10 @@ def prepare(config: Config) -> Plan:
     raise ValueError(f'temperature is {bench.sampling.temperature}; it must be above 0, because '
                      'decoders do not differ at 0.')
   complete = lambda text: str(
-      model.engine.complete(text, window=config.window, length=config.length))
-  pairs = [f'{drafter}+{verifier}' for drafter in config.drafter for verifier in config.verifier]
+      model.table.complete(text, window=config.window, length=config.length))
+  pairs = [_pair(drafter, verifier) for drafter in config.drafter for verifier in config.verifier]
   rows, left_out = measurements.supported_decoders(
-      bench, list(map(complete, [model.engine.baseline, *pairs, *config.decoder])))
+      bench, list(map(complete, [model.table.baseline, *pairs, *config.decoder])))
   points = {}
   for drafter in config.curve_drafter:
     texts = {name: complete(text) for name, text in
@@ -189,14 +200,14 @@ def columns_of(metrics: Sequence[metrics_lib.Metric], row: measurements.Measurem
 def main(config: Config) -> None:
   plan = prepare(config)
   report, bench, start = Report(config.workdir, _NAMES), plan.bench, time.perf_counter()
-  options = bench.model.engine.named(bench.sampling)
+  options = options_lib.named(bench.model.table, bench.sampling)
   print(f'{len(bench.prompts)} images of {bench.model.num_tokens} tokens per decoder; model '
         f'{bench.model.name}, ' + ', '.join(
             f'{name.replace("_", " ")} {value:g}' for name, value in options.items()), flush=True)
   reference = measurements.reference(bench, plan.metrics, config.reference_sets)
   for name, (mean, deviation) in reference.noise.items():
     print(f'noise of {name}: {mean:.4f} +- {deviation:.4f} (standard deviation)')
-  chosen = measurements.choose(bench.model.engine.name, config.columns)
+  chosen = measurements.choose(bench.model.table.tokens, config.columns)
   chosen = tuple(metric for metric in chosen if metric in plan.metrics)
   results: list[dict[str, Any]] = []
 

@@ -88,8 +88,8 @@ def prepare(config: Config, accelerator: devices.Accelerator
   if few >= total:
     raise ValueError(f'layers is {few}; it must be below {total}, the number of layers of '
                      f'{config.model!r}.')
-  texts = [str(whole.engine.complete(text, window=config.window))
-           for text in (whole.engine.baseline, *config.decoder)]
+  texts = [str(whole.table.complete(text, window=config.window))
+           for text in (whole.table.baseline, *config.decoder)]
   for text in texts:
     whole.decoder(text, guided=config.guided)
   return list(dict.fromkeys(texts)), [describe(few), describe(few + 1), whole]

@@ -102,7 +102,7 @@ def prepare(config: Config) -> list[tuple[Setting, Images]]:
   prepared = []
   fields.check_lists(config, 'model', 'window', 'guidance_scale')
   for name in config.model:
-    model = inputs.model(groups.LoadFlags(name), engine='continuous')
+    model = inputs.model(groups.LoadFlags(name), tokens='continuous')
     for setting in settings(config, model):
       prompts = [model.prompts[i % len(model.prompts)] for i in range(config.num_images)]
       images = model.images(

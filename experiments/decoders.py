@@ -146,7 +146,7 @@ def rounding(bench: Bench, text: str, repeats: int) -> dict[str, Any]:
 
 
 def _check_seed_exact(bench: Bench, text: str) -> None:
-  guarantee = bench.model.engine.guarantee(bench.check(text))
+  guarantee = bench.check(text).guarantee
   if not guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
     raise ValueError(f'decoder {text!r} is {guarantee}, so its images differ from those of '
                      'vanilla by chance; give seed-exact decoders.')
@@ -188,7 +188,7 @@ def prepare(config: Config) -> tuple[Bench, list[str]]:
     raise ValueError('decoder is empty; give at least one.')
   model = config.model('discrete')
   bench = config.bench(model, batch_size=measure.batch_size, num_images=measure.num_images)
-  texts = [str(model.engine.complete(text, window=config.window or measure.window))
+  texts = [str(model.table.complete(text, window=config.window or measure.window))
            for text in decoders]
   for text in texts:
     bench.check(text)

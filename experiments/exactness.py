@@ -7,7 +7,7 @@ cuts the supports so that they differ; the other has tied logits and temperature
 
   python -m experiments.exactness
   python -m experiments.exactness --vocab=4 --length=4 --window=3 --samples=1000000
-  python -m experiments.exactness --decoder='eagle,mc_sjd(window=3)+cool' --json=exactness.json
+  python -m experiments.exactness --decoder='eagle,jacobi(window=3)+cool' --json=exactness.json
 
 Without --decoder: every named decoder, every drafter with every compatible exact verifier, and
 relaxed verifiers on a tree and on a Jacobi window.
@@ -21,7 +21,7 @@ equal those of `vanilla`. A relaxed decoder is compared with its own bound, the 
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -84,8 +84,9 @@ class Bench(NamedTuple):
   model: tabular_lib.Tabular  # The tabular model.
   sampling: SamplingParams  # Sampling options.
   probs: np.ndarray  # `[C, V**T]` exact distributions of its sequences.
-  resources: specification.Resources  # Networks for drafters, and a codebook.
-  # Parameters of these networks, by the keys of `specification.SOURCES`.
+  # Networks for drafters, by the keys of `Table.networks`, and a codebook.
+  resources: tuple[Mapping[str, Any], np.ndarray]
+  # Parameters of these networks.
   draft_params: dict[str | None, Any]
 
 
@@ -112,7 +113,7 @@ def prepare(flags: Flags, greedy: bool = False) -> Bench:
             'medusa': jnp.stack([draft.params] * 2)}
   return Bench(
       flags, model, sampling, exactness.class_probs(model, sampling),
-      specification.Resources(drafts, codebook), params)
+      (drafts, codebook), params)
 
 
 def every(bench: Bench) -> list[str]:
@@ -124,7 +125,7 @@ def every(bench: Bench) -> list[str]:
       f'grouped(group={min(3, bench.model.vocab_size)})', 'typical']
   return [*specification.DECODERS, *pairs(bench),
           *(f'{drafter}+{verifier}' for verifier in relaxed
-            for drafter in ('eagle', 'mc_sjd', 'corrected'))]
+            for drafter in ('eagle', 'jacobi(coupling=maximal)', 'corrected'))]
 
 
 def pairs(bench: Bench) -> list[str]:
@@ -132,9 +133,11 @@ def pairs(bench: Bench) -> list[str]:
   drafters = list(specification.DRAFTERS)
   drafters += [f'{name}(draws={draws})' for name in ('eagle', 'medusa') for draws in (
       'iid', 'fixed')]
-  drafters += [f'vanilla(window={bench.flags.window})', 'eagle(tree=chain(2))', 'medusa(length=2)',
-               'mc_sjd', 'sjd_pac', 'seed_exact', 'corrected(iterations=1)',
-               'corrected(corrector=neighbours)']
+  drafters += [f'ancestral(window={bench.flags.window})', 'eagle(tree=chain(2))',
+               'medusa(length=2)', 'jacobi(coupling=maximal)',
+               *(f'jacobi(coupling={coupling}, window={bench.flags.window + 2}, '
+                 'tree=caterpillar(2, 2))' for coupling in ('maximal', 'gumbel')),
+               'corrected(iterations=1)', 'corrected(corrector=neighbours)']
   seen = [specification.expand(sized(name, bench)) for name in specification.DECODERS]
   result = []
   for drafter in drafters:
@@ -165,7 +168,7 @@ def sized(text: str, bench: Bench) -> Spec:
 
 def build(spec: Spec, bench: Bench) -> Decoder:
   """Builds the decoder of a specification for the tabular model."""
-  return specification.build(spec, bench.model.target, bench.resources)
+  return specification.build(spec, bench.model.target, *bench.resources)
 
 
 def run(benches: Sequence[Bench], texts: Sequence[str]) -> list[dict]:
@@ -194,7 +197,7 @@ def row(bench: Bench, text: str, decoder: Decoder, needs: str | None, vanilla: D
   report = exactness.check_decoder(
       decoder, bench.model, bench.probs, bench.sampling, draft_params=bench.draft_params[needs],
       samples=bench.flags.samples, seed=bench.flags.seed, false_alarm=exactness.FALSE_ALARM / count)
-  guarantee, passed, bound = specification.guarantee(decoder), report.passed, 0.0
+  guarantee, passed, bound = decoder.guarantee, report.passed, 0.0
   if guarantee.satisfies(Guarantee.UP_TO_ROUNDING):  # A table's rows are not sums.
     passed = passed and np.array_equal(decode(bench, decoder, needs).tokens, vanilla.tokens)
   if guarantee is Guarantee.BOUNDED:

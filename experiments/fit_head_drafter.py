@@ -58,7 +58,7 @@ class Flags:
 
 def check(flags: Flags) -> cspd_jax.Model:
   """Checks all flags; returns the model in float32."""
-  model = inputs.model(groups.LoadFlags(flags.model, dtype='float32'), engine='continuous')
+  model = inputs.model(groups.LoadFlags(flags.model, dtype='float32'), tokens='continuous')
   for text in _texts(model, flags):
     model.decoder(text, guided=False)
   if flags.guidance_scale == 1:
@@ -99,8 +99,7 @@ def fit(model: cspd_jax.Model, flags: Flags, guided: bool
   calls = {}
   for name, rho in blends.items():
     run = programs.jit(specification.build(
-        speculative, model.target(guided=guided),
-        specification.Resources(rho=lambda _, rho=rho: rho)))
+        speculative, model.target(guided=guided)._replace(rho=lambda _, rho=rho: rho)))
     decoded = run(model.params, condition(_NUM_COUNTED), jax.random.key(flags.seed + 2**20),
                   sampling)
     calls[name] = float(decoded.costs.head_calls.sum() / decoded.order.size)

@@ -31,9 +31,9 @@ class ModelImages:
   def __post_init__(self):
     fields.check(self)
 
-  def model(self, engine: str | None = None) -> cspd_jax.Model:
-    """Loads the model, whose engine must be this one."""
-    return inputs.model(self.loading, engine=engine, one_group=inputs.MEASURED)
+  def model(self, tokens: str | None = None) -> cspd_jax.Model:
+    """Loads the model, whose tokens must be of this kind, if it is not None."""
+    return inputs.model(self.loading, tokens=tokens, one_group=inputs.MEASURED)
 
   def bench(self, model: cspd_jax.Model, *, batch_size: int = 16, num_images: int = 4,
             captions: Sequence[str] | None = None, **sampling: Any) -> Bench:

@@ -21,7 +21,7 @@ from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation.results import to_bytes
+from cspd_jax.generation.pixels import to_bytes
 from cspd_jax.measure.bench import Bench
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics import base, scenes

@@ -176,7 +176,7 @@ def _passes(images: Images) -> float:
   """Returns the passes of the images, each over `batch_size` slots; compiles them as well."""
   if images.batch_size == 1:
     return float(np.sum(decode.decoded(images).rounds))
-  return float(sum(part.rounds for part in images.sampler.refilled(images)))
+  return float(sum(part.rounds for part in decode.refilled(images)))
 
 
 def _compile(server: _Server, prompts: list[str]) -> None:
@@ -278,7 +278,7 @@ def _soak(server: _Server, prompts: list[str], count: int, clients: int) -> dict
 @cli.command(Config)
 def main(config: Config) -> None:
   report = Report(config.workdir)
-  model = inputs.model(config.loading, engine='discrete', one_group=inputs.MEASURED)
+  model = inputs.model(config.loading, tokens='discrete', one_group=inputs.MEASURED)
   prompts = [str(model.prompts[i % len(model.prompts)]) for i in range(config.num_images)]
   images = model.images(prompts, seed=list(range(config.num_images)), decoder=config.decoder,
                         batch_size=config.slots)

@@ -95,7 +95,7 @@ def prepare(config: Config) -> tuple[list[Bench], dict[int, list[str]], dict[str
   left_out: dict[str, str] = {}
   for window in config.window:
     texts[window], refused = measurements.supported_decoders(
-        benches[0], [model.engine.complete(text, window=window) for text in config.decoder])
+        benches[0], [model.table.complete(text, window=window) for text in config.decoder])
     left_out |= refused
   every = [text for several in texts.values() for text in several]
   if not every:
@@ -112,7 +112,7 @@ def prepare(config: Config) -> tuple[list[Bench], dict[int, list[str]], dict[str
 def main(config: Config) -> None:
   benches, texts, left_out = prepare(config)
   model = benches[0].model
-  metrics = measurements.choose(model.engine.name, config.metrics)
+  metrics = measurements.choose(model.table.tokens, config.metrics)
   if config.ground:
     metrics += scenes.INSIDE, scenes.ON_GROUND, scenes.GROUND_SHARE
   report, start = Report(config.workdir, ['rows.csv', _PICTURE]), time.perf_counter()

@@ -113,7 +113,7 @@ def write_pictures(recipe: stages.Stages, tokenizer: Any, models: Mapping[str, A
     prompts = [model.prompts[i % len(model.prompts)] for i in range(count)]
     for suffix, scale in (('', 1.0), ('_guided', recipe.guidance_scale)):
       generated = model.generate(
-          prompts, seed=recipe.seed, decoder=model.engine.baseline, guidance_scale=scale)
+          prompts, seed=recipe.seed, decoder=model.table.baseline, guidance_scale=scale)
       save(f'samples_{role}{suffix}', generated.images / np.float32(127.5) - 1, generated.prompts)
 
 

@@ -202,7 +202,7 @@ def measure(model: cspd_jax.Model, decoder: str, captions: list[str], reads_smal
 def pictures(model: cspd_jax.Model, captions: list[str]) -> np.ndarray:
   """Returns the small grids of images, then the large ones, `[2 N, H, W, 3]` in [-1, 1]."""
   part = _tokenizer()
-  out = model.generate(captions, seed=_SEED, decoder=model.engine.baseline, batch_size=_BATCH)
+  out = model.generate(captions, seed=_SEED, decoder=model.table.baseline, batch_size=_BATCH)
   grids = glm_image.grids(model.config, np.asarray(out.tokens))
   small, large = (np.asarray(vq.decode(part.params, part.config, tokens)) for tokens in grids)
   return np.concatenate([small.repeat(2, axis=1).repeat(2, axis=2), large])
@@ -227,7 +227,7 @@ def main(config: Config) -> None:
     of = lambda text: models if 'neighbours' in text else {'-': model}
     rows = measured.listed(_COLUMNS, (
         measure(one, text, captions[:config.num_measured_images], reads_small)
-        for text in (model.engine.baseline, *config.decoder)
+        for text in (model.table.baseline, *config.decoder)
         for reads_small, one in of(text).items()))
     title = f'{len(rows)} decoders'
     measured.write(report, config, [tables.Table(title, _COLUMNS, rows)])

@@ -47,11 +47,11 @@ def parts(texts: Sequence[str] | None) -> dict[str, Any]:
   return folders
 
 
-def model(loading: groups.ModelFlags, *, engine: str | None = None, one_group: str | None = None,
+def model(loading: groups.ModelFlags, *, tokens: str | None = None, one_group: str | None = None,
           **options: Any) -> cspd_jax.Model:
   """Loads a model, with further options of `cspd_jax.load`.
 
-  `engine` are the only tokens that it may have, discrete or continuous; None for either.
+  `tokens` are the only ones that it may have, discrete or continuous; None for either.
   `one_group` is why the mesh must have one group of devices; None if it may have several. What does
   not exist, does not belong together or is not available raises ValueError.
   """
@@ -61,15 +61,15 @@ def model(loading: groups.ModelFlags, *, engine: str | None = None, one_group: s
       loading.model, dtype=loading.dtype, quantize=loading.quantize,
       cache_dtype=loading.cache_dtype, sharding=mesh(loading.mesh, one_group),
       allow_nonfinite=loading.allow_nonfinite, **options)
-  if engine is not None:
-    check_tokens(loading.model, result, engine)
+  if tokens is not None:
+    check_tokens(loading.model, result, tokens)
   return result
 
 
 def check_tokens(name: str, model: cspd_jax.Model, kind: str) -> None:
   """Raises ValueError for a model, by its name, with tokens of another kind, such as discrete."""
-  if model.engine.name != kind:
-    raise ValueError(f'model is {name!r}, which has {model.engine.name} tokens; give one whose '
+  if model.table.tokens != kind:
+    raise ValueError(f'model is {name!r}, which has {model.table.tokens} tokens; give one whose '
                      f'tokens are {kind}.')
 
 

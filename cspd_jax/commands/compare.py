@@ -31,16 +31,16 @@ from typing import Any
 import numpy as np
 
 import cspd_jax
-from cspd_jax import cli
+from cspd_jax import cli, sharding
 from cspd_jax.cli import groups, inputs
 from cspd_jax.commands import comparison
 from cspd_jax.commands.comparison import CompareJob
 from cspd_jax.core import compilations, fields, progress
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import locks
-from cspd_jax.generation import defaults
+from cspd_jax.generation import defaults, options
 from cspd_jax.generation.cascade import Cascade
-from cspd_jax.generation.sampler import fitted
+from cspd_jax.generation.images import fitted
 from cspd_jax.measure import timing
 from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import scenes
@@ -99,13 +99,13 @@ def prepare(config: Config) -> CompareJob:
   sampling = model.sampling(**inputs.overrides(config.sampling))
   specifications, left_out = _specifications(config, model)
   untimed = None
-  if config.decoder is None and not config.all and model.device.platform == 'cpu':
+  if config.decoder is None and not config.all and model.devices[0].platform == 'cpu':
     long = _long_window(model)
     if long is not None and long not in specifications.values():
       specifications[untimed := str(long)] = long
-  if config.paired and comparison.find_baseline(model.engine, specifications) is None:
+  if config.paired and comparison.find_baseline(model.table, specifications) is None:
     raise ValueError(f'paired is True, and decoder is {",".join(specifications)!r}; add '
-                     f'{model.engine.baseline}, which the others are compared with.')
+                     f'{model.table.baseline}, which the others are compared with.')
   if config.paired and model.handover is not None:
     raise ValueError('paired is True, but another program draws the pixels; leave it out.')
   captions = scenes.captions(model, prompts) if config.asked else None
@@ -134,23 +134,24 @@ def _check_choice(config: Config) -> None:
 
 def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, Any], dict[str, str]]:
   """Complete specifications of the decoders to run, and why others are left out."""
-  engine = model.engine
-  names = config.decoder if config.decoder is not None else engine.decoders
+  table = model.table
+  names = config.decoder if config.decoder is not None else table.decoders
   if config.decoder is None and not config.all:
-    on_cpu = model.device.platform == 'cpu'
-    names = engine.baseline, *(() if on_cpu else _windows(model))
-  reasons = {name: f'it drafts with the {engine.needs(name)!r} part, which model {model.name!r} '
-             'does not have' for name in names if model.lacks(name)}
+    on_cpu = model.devices[0].platform == 'cpu'
+    names = table.baseline, *(() if on_cpu else _windows(model))
+  reasons = {name: f'it drafts with the {table.needs(name)!r} part, which model {model.name!r} '
+             'does not have' for name in names if options.lacks(model, name)}
   target = model.target(guided=False)
-  reasons |= {name: reason for name in names if (reason := engine.unsupported(name, target))}
+  reasons |= {name: reason for name in names if (reason := table.refuses(name, target))}
   if reasons and config.decoder is not None:
     name, reason = next(iter(reasons.items()))
-    advice = model.lacks(name)  # With the model's folder, which no report holds.
+    advice = options.lacks(model, name)  # With the model's folder, which no report holds.
     raise ValueError(f'decoder {name} cannot run: {f"it {advice}" if advice else reason}.')
-  # A CPU pays for every token of a window. Other sizes are those of the engine.
-  window = 8 if model.device.platform == 'cpu' else _LONG
-  sizes = dict(window=min(window, model.num_tokens // 2), length=4) if engine.windows else {}
-  complete = lambda name: engine.complete(name, **sizes)
+  # A CPU pays for every token of a window. Decoders of continuous tokens have their own sizes.
+  window = 8 if model.devices[0].platform == 'cpu' else _LONG
+  sizes = {} if table.tokens == 'continuous' else dict(
+      window=min(window, model.num_tokens // 2), length=4)
+  complete = lambda name: table.complete(name, **sizes)
   completed = {name: complete(name) for name in names if name not in reasons}
   specifications = completed if config.decoder is not None else {
       str(specification): specification for specification in completed.values()}
@@ -166,8 +167,8 @@ def _specifications(config: Config, model: cspd_jax.Model) -> tuple[dict[str, An
 
 def _windows(model: cspd_jax.Model) -> tuple[str, ...]:
   """Returns the windows that need the fewest passes and that the model can run."""
-  engine = model.engine
-  runs = lambda name: name in engine.decoders and engine.needs(name) in (None, *model.drafts)
+  table = model.table
+  runs = lambda name: name in table.decoders and table.needs(name) in (None, *model.drafts)
   return next((names for names in _WINDOWS if all(map(runs, names))), ())
 
 
@@ -176,26 +177,27 @@ def _long_window(model: cspd_jax.Model) -> Any:
 
   None for a model that has neither.
   """
-  engine = model.engine
+  table = model.table
   try:
     text = defaults.find(model.defaults.get('decoder'), _ACCELERATOR, 1)
-    if text is not None and engine.needs(text) in (None, *model.drafts):
-      return engine.complete(text)
+    if text is not None and table.needs(text) in (None, *model.drafts):
+      return table.complete(text)
   except ValueError:  # It names a decoder that is not registered any more.
     pass
   names = _windows(model)
-  return engine.complete(names[0], window=min(_LONG, model.num_tokens // 2)) if names else None
+  return table.complete(names[0], window=min(_LONG, model.num_tokens // 2)) if names else None
 
 
 def _headline(job: CompareJob) -> str:
   model, usual = job.model, SamplingParams._field_defaults
-  options = ', '.join(
+  chosen = ', '.join(
       f'{name.replace("_", " ")} {np.asarray(value).item():g}'
-      for name, value in model.engine.named(job.sampling).items()
+      for name, value in options.named(model.table, job.sampling).items()
       if value != usual[name] or name in ('guidance_scale', 'temperature'))
   count = len(job.prompts)
-  return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.engine.name} tokens with '
-          f'{len(job.images)} decoders; model {model.name} on {model.where}, {options}')
+  return (f'{count} image{"s"[:count != 1]} of {model.num_tokens} {model.table.tokens} tokens with '
+          f'{len(job.images)} decoders; model {model.name} on '
+          f'{sharding.in_words(model.devices)}, {chosen}')
 
 
 def _write(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
@@ -203,7 +205,7 @@ def _write(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, 
   captions = model.conditions.titles(job.prompts)
   comparison.draw(report, job, rows, compared, captions)
   report.write(settings=dataclasses.asdict(job.config), rows=rows, model=model.name,
-               engine=model.engine.name, num_images=len(captions), captions=captions,
+               engine=model.table.tokens, num_images=len(captions), captions=captions,
                tokens_per_image=model.num_tokens, left_out=job.left_out)
   return rows
 
@@ -228,7 +230,7 @@ def main(config: Config) -> None:
     for name, reason in job.left_out.items():
       print(f'{name} is left out: {reason}', flush=True)
     # The decoders, the image tokenizer for the pictures, and the likelihood of discrete tokens.
-    others, count = 1 + (config.paired and job.model.engine.seed_exact), len(job.prompts)
+    others, count = 1 + (config.paired and job.model.table.seed_exact), len(job.prompts)
     with (compilations.reported(len(job.images) + others), progress.bar(
         f'decoding {count} image{"s"[:count != 1]} with {len(job.images)} decoders, several times',
         ) as show):
@@ -249,7 +251,7 @@ def main(config: Config) -> None:
 
 def _next_step(job: CompareJob, rows: Sequence[Mapping[str, Any]]) -> str:
   """Says what was gained, and the command that generates images with the fastest exact decoder."""
-  config, baseline = job.config, job.model.engine.baseline
+  config, baseline = job.config, job.model.table.baseline
   exact = [row for row in rows if row['guarantee'].is_exact and row['decoder'] != job.untimed]
   if not exact:
     return f'None of these decoders is exact; {baseline} is, and --all finds the fastest one.'
@@ -270,7 +272,7 @@ def _next_step(job: CompareJob, rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _gained(exact: Sequence[Mapping[str, Any]], model: cspd_jax.Model) -> str:
   """Says what the fastest exact decoder gains over the baseline, empty without another one."""
-  baseline = model.engine.baseline
+  baseline = model.table.baseline
   first = next((row for row in exact if row['specification'] == baseline), None)
   others = [row for row in exact if row['specification'].partition('(')[0] != baseline]
   if first is None or not others:
@@ -281,7 +283,8 @@ def _gained(exact: Sequence[Mapping[str, Any]], model: cspd_jax.Model) -> str:
           'images of the same distribution')
   few, many = (f'{row["rounds"]:.1f}'.removesuffix('.0') for row in (best, first))
   passes = f' in {few} forward passes instead of {many}'
-  return (f'On this {"CPU" if model.device.platform == "cpu" else model.device.device_kind}, '
+  device = model.devices[0]
+  return (f'On this {"CPU" if device.platform == "cpu" else device.device_kind}, '
           f'{best["specification"]} generates {same}{passes if fewer else ""}, '
           f'{"but " if fewer and best["speedup"] < 1 else ""}{best["speedup"]:.2f}'
           f'{f" +- {error:.2f}" if error else ""} times as fast as {baseline}.\n')
@@ -294,7 +297,7 @@ def _default(model: cspd_jax.Model, fastest: str) -> str:
   except ValueError:  # It names a decoder that is not registered any more.
     return ''
   return '' if default == fastest else (
-      f'The default of {model.name} on {model.device.device_kind} is {default}'
+      f'The default of {model.name} on {model.devices[0].device_kind} is {default}'
       f'{", which model.json names" if "decoder" in model.defaults else ""}; '
       '--decoder replaces it.\n')
 

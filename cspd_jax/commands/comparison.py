@@ -11,9 +11,12 @@ import numpy as np
 import cspd_jax
 from cspd_jax import metrics
 from cspd_jax.cli import inputs
+from cspd_jax.continuous import result as continuous
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.core.table import Table
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
+from cspd_jax.generation import pixels
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.results import Generated
 from cspd_jax.measure import tables
@@ -63,22 +66,22 @@ class CompareJob(NamedTuple):
 
   def report(self) -> Report:
     """Opens the report."""
-    more = [] if self.model.engine.seed_exact else [_ACCEPTED]
+    more = [] if self.model.table.seed_exact else [_ACCEPTED]
     return Report(self.folder, [*self.files.values(), MAPS, *more, _SPEED], program='cspd-compare')
 
 
-def find_baseline(engine: Any, specifications: Mapping[str, Any]) -> str | None:
-  """Returns the name of the engine's baseline among complete specifications; None without it."""
+def find_baseline(table: Table, specifications: Mapping[str, Any]) -> str | None:
+  """Returns the name of the table's baseline among complete specifications; None without it."""
   # `vanilla` in windows costs as much as a window, so it is not the baseline.
   return next((name for name, specification in specifications.items()
-               if specification.parts[0].name == engine.baseline
+               if specification.parts[0].name == table.baseline
                and 'window' not in specification.parts[0].arguments), None)
 
 
 def make_rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   """Returns a row per decoder; times are None before they are measured."""
   model, images, entries = job.model, job.files, []
-  name = find_baseline(model.engine, {
+  name = find_baseline(model.table, {
       name: program.sampler.specification for name, program in job.images.items()})
   first = None if name is None else compared.get(name)
   for name, result in compared.items():
@@ -87,7 +90,7 @@ def make_rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[st
         decoder=name, specification=str(sampler.specification),
         guarantee=sampler.guarantee,
         **metrics.entries(metrics.measure(
-            metrics.select(model.engine.name, 'work', 'bound'), result.sample, model)),
+            metrics.select(model.table.tokens, 'work', 'bound'), result.sample, model)),
         **_times(result, first),
         **({} if job.first is None else dict(
             prior_decoder=job.first.decoder, prior_tokens=job.first.tokens.shape[1],
@@ -98,11 +101,11 @@ def make_rows(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[st
     if name == job.untimed and first is not None and name in PASS_ON_H100:
       row['projected'] = first.sample.decoded.rounds.sum() / (
           decoded.rounds.sum() * PASS_ON_H100[name])
-    if hasattr(decoded, 'tests'):  # Of continuous tokens.
+    if isinstance(decoded, continuous.Decoded):
       tested = 'drafts' if decoded.kernels is None else 'denoising kernels'
       decoder: Any = sampler.decoder
       row |= dict(
-          distribution=decoder.distribution, guarantee_in_words=decoder.guarantee,
+          distribution=decoder.distribution, guarantee_in_words=decoder.verifier.guarantee,
           tested=tested if decoded.tests.tested.any() else None,
           **acceptance.details(result.sample, model))
     if result.sample.captions is not None:
@@ -132,20 +135,20 @@ def format_table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) ->
   """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
   columns = {'decoder': '{specification}', 'guarantee': '{guarantee}',
              **metrics.columns([
-                 metric for metric in metrics.select(model.engine.name, 'work')
+                 metric for metric in metrics.select(model.table.tokens, 'work')
                  if metric.name not in _HIDDEN])}
   if of_prior := [row for row in entries if 'prior_passes' in row][:1]:
     columns['of the prior'] = '{prior_passes:.1f}'
   if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
-    columns |= metrics.columns(metrics.select(model.engine.name, 'bound'))
+    columns |= metrics.columns(metrics.select(model.table.tokens, 'bound'))
   if 'asked' in entries[0]:
     columns |= {'asked': '{asked:.3f}', 'error': '{asked_error:.3f}'}
   columns |= {'ms/pass': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
               'speed-up': '{speedup:.2f}x', '+-': '{speedup_error:.2f}'}
   if projected := [row for row in entries if 'projected' in row]:
     columns['projected'] = '{projected:.1f}x'
-  if model.engine.seed_exact:
-    columns[f'= {model.engine.baseline}'] = '{equal}'
+  if model.table.seed_exact:
+    columns[f'= {model.table.baseline}'] = '{equal}'
   columns['compile s'] = '{compile_seconds:.1f}'
   equal = {True: 'yes', False: 'no', None: None}
   text = tables.text(columns, [
@@ -158,7 +161,7 @@ def format_table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) ->
   sentences += [
       f'Projected for LlamaGen-XL on an NVIDIA H100 with as many tokens per pass: a pass of\n'
       f'{row["specification"]} takes {PASS_ON_H100[row["specification"]]} times as long there as '
-      f'one of {model.engine.baseline}, measured with random weights.' for row in projected]
+      f'one of {model.table.baseline}, measured with random weights.' for row in projected]
   return '\n'.join([text, *_paired_tables(model, entries), *[''][:len(sentences)], *sentences])
 
 
@@ -187,7 +190,7 @@ def _paired_tables(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) 
            if f'{key}_change' in row]
   if not shown:
     return []
-  return ['', f'Minus {model.engine.baseline}, from the same seeds:', tables.text({
+  return ['', f'Minus {model.table.baseline}, from the same seeds:', tables.text({
       'decoder': '{decoder}', 'statistic': '{statistic}', 'difference': '{change:+.4f}',
       'paired error': '{change_error:.4f}', 'unpaired error': '{change_error_unpaired:.4f}'},
       shown)]
@@ -198,7 +201,7 @@ def draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
   """Writes the pictures; the bars once times are measured."""
   model = job.model
   images = {name: result.sample.images(model) for name, result in compared.items() if job.files}
-  work = metrics.select(model.engine.name, 'work')
+  work = metrics.select(model.table.tokens, 'work')
   for row in entries:
     phrases = [metric.phrase.format(row[metric.name]) for metric in work if metric.phrase]
     if row['seconds_per_image'] is not None:
@@ -209,7 +212,7 @@ def draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
   if len(compared) < len(job.images) and images:  # The grid is enough to look at.
     return
   shown = {name: value[:MAPPED] for name, value in images.items()}
-  on_grid = lambda values: model.cells(values)[:MAPPED]
+  on_grid = lambda values: pixels.cells(model, values)[:MAPPED]
   rounds, = (metric for metric in work if metric.name == 'rounds')
   atomic.write(report.path(MAPS), grid.acceptance_map(
       {name: on_grid(result.sample.decoded.round_of_token) for name, result in compared.items()},
@@ -218,7 +221,7 @@ def draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
       title='The forward pass that committed each token'))
   decoded = {name: result.sample.decoded for name, result in compared.items()}
   if tests := {name: result.tests for name, result in decoded.items()
-               if hasattr(result, 'tests') and result.tests.tested.any()}:
+               if isinstance(result, continuous.Decoded) and result.tests.tested.any()}:
     grid.save_replaced_map(
         report.path(_ACCEPTED), {name: shown[name] for name in tests},
         {name: on_grid(test.tested) for name, test in tests.items()},
@@ -230,7 +233,7 @@ def draw(report: Report, job: CompareJob, entries: Sequence[Mapping[str, Any]],
 
 
 def _draw_bars(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> None:
-  main, values = metrics.MAIN[model.engine.name], lambda key: {
+  main, values = metrics.MAIN[model.table.tokens], lambda key: {
       row['decoder']: row[key] for row in entries}
   charts.save_bars(
       report.path(_SPEED),
@@ -238,4 +241,4 @@ def _draw_bars(report: Report, model: cspd_jax.Model, entries: Sequence[Mapping[
                        f'{main.meaning}; {main.better} is better'),
        charts.BarPanel('Seconds per image', values('seconds_per_image'), '{:.3f} s',
                        'wall-clock at batch 1 without compilation; lower is better')],
-      baseline=model.engine.baseline, title=f'{model.name} on {jax.devices()[0].device_kind}')
+      baseline=model.table.baseline, title=f'{model.name} on {jax.devices()[0].device_kind}')

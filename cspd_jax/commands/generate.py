@@ -147,7 +147,7 @@ def _next_step(config: Config, model: cspd_jax.Model, prompts: list[Any]) -> str
   command = lambda program: inputs.next_command(
       program, config.loading, model, prompts, config.sampling,
       mesh=mesh and f'1x{mesh.split("x")[1]}')
-  if tuned or fixed or not model.engine.windows:
+  if tuned or fixed or model.table.tokens != 'discrete':
     return f'Next: {command("cspd-compare")}'
   return f'Next: {command("cspd-tune")} stores the fastest decoder for this machine.'
 

@@ -23,9 +23,10 @@ from cspd_jax import cli, families
 from cspd_jax.cli import inputs
 from cspd_jax.core import fields
 from cspd_jax.decoding.tree import MAX_NODES, chain
+from cspd_jax.families import family
 from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import engines, memory
+from cspd_jax.generation import memory
 from cspd_jax.generation.cascade import Cascade
 from cspd_jax.measure import tables
 
@@ -107,8 +108,8 @@ def main(config: Config) -> None:
   roles = families.roles(config.model)
   stages = {'': (model, roles)}
   if isinstance(model, Cascade):
-    of_prior = None if roles is None else list(engines.of_prior(dict.fromkeys(roles)))
-    stages = {engines.PRIOR: (model.prior, of_prior), '': (model.second, roles)}
+    of_prior = None if roles is None else list(family.of_prior(dict.fromkeys(roles)))
+    stages = {family.PRIOR: (model.prior, of_prior), '': (model.second, roles)}
   conditions = {prefix: _condition(config, stage) for prefix, (stage, _) in stages.items()}
   shown, caches = list[tables.Table](), dict[str, Any]()
   for prefix, (stage, own_roles) in stages.items():

@@ -104,8 +104,8 @@ def main(config: Config) -> int:
   with server.bind(config.host, config.port) as sock, access.lines(config.log_format) as log:
     guarded: dict[str, Any] = dict(key=key, allowed_hosts=config.allowed_host, log=log)
     with server.loading(sock, **guarded):
-      model = inputs.model(config.loading, engine='discrete')
-      slots = config.slots or (1 if model.device.platform == 'cpu' else 8)
+      model = inputs.model(config.loading, tokens='discrete')
+      slots = config.slots or (1 if model.devices[0].platform == 'cpu' else 8)
       served = wire.serving(model, decoders(config.decoder, model, slots),
                             config.served_model_name, config.lenient)
       engine = server.engine(
@@ -121,16 +121,16 @@ def main(config: Config) -> int:
 def decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[str]:
   """Returns the decoders to serve in as many slots, without repetitions."""
   if texts is None:
-    engine, fallback = model.engine, str(model.specification(batch_size=slots))
+    table, fallback = model.table, str(model.specification(batch_size=slots))
     # What was measured on such a device counts more than what the folder names for all devices.
-    is_tuned = model.device.device_kind in (model.defaults.get('seconds') or {})
-    stored = (defaults.find(model.defaults.get(name), model.device, slots)
+    is_tuned = model.devices[0].device_kind in (model.defaults.get('seconds') or {})
+    stored = (defaults.find(model.defaults.get(name), model.devices[0], slots)
               for name in (('decoder', 'serve') if is_tuned else ('serve', 'decoder')))
-    choices = [*filter(None, stored), *(name for name in _DECODERS if name in engine.table)]
+    choices = [*filter(None, stored), *(name for name in _DECODERS if name in table.decoders)]
     stages = (model.prior, model) if isinstance(model, Cascade) else (model,)  # One text for both.
     best = next((text for text in choices if all(
-        engine.needs(text) in (None, *stage.drafts) for stage in stages)), fallback)
-    texts = (best, _BASELINE) if _BASELINE in engine.table else (best,)
+        table.needs(text) in (None, *stage.drafts) for stage in stages)), fallback)
+    texts = (best, _BASELINE) if _BASELINE in table.decoders else (best,)
   return list(dict.fromkeys(texts))
 
 

@@ -32,10 +32,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import cspd_jax
-from cspd_jax import cli, families, metrics
+from cspd_jax import cli, families, metrics, sharding
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields
 from cspd_jax.files import atomic, paths, run_folder, store
+from cspd_jax.generation.parts import Kept
 from cspd_jax.measure import tables
 from cspd_jax.training import (
   corrector,
@@ -119,7 +120,7 @@ class Flags:
 def recipe_for(model: cspd_jax.Model, name: str, kind: str) -> Recipe:
   """Returns a recipe with a model's sizes; ValueError if its family trains none of this kind."""
   family = families.FAMILIES[model.family]
-  if model.engine.name != 'discrete':
+  if model.table.tokens != 'discrete':
     raise ValueError(f'model is {name!r}, a {model.family!r} model of continuous tokens, for which '
                      'nothing is trained; give a model of discrete tokens.')
   if kind == 'neighbours' and kind not in family.roles:
@@ -202,7 +203,7 @@ def _with(model: cspd_jax.Model, recipe: Recipe, params: Any) -> cspd_jax.Model:
       'target': store.Loaded(kind, model.config, model.params, {}),
       _role(recipe): store.Loaded(recipe.kind, recipe.drafter, store.for_decoding(
           recipe.kind, params), {})}, {}))
-  return dataclasses.replace(model, drafts=built.drafts, programs={})
+  return dataclasses.replace(model, drafts=built.drafts, kept=Kept())
 
 
 def _role(recipe: Recipe) -> str:
@@ -216,7 +217,7 @@ def _opened(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path) -> Ite
   module.check(recipe, model)
   recipe = samples.completed(recipe, model)
   with run_folder.Run(workdir, samples.identity(recipe, model), name='workdir', alone=False):
-    print(f'{_role(recipe)} for {model.name} on {model.where}', flush=True)
+    print(f'{_role(recipe)} for {model.name} on {sharding.in_words(model.devices)}', flush=True)
     yield module, recipe
 
 

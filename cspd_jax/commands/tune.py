@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 import cspd_jax
-from cspd_jax import cli
+from cspd_jax import cli, sharding
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields
 from cspd_jax.core.guarantees import Guarantee
@@ -113,7 +113,7 @@ def prepare(config: Config) -> Plan:
   """Loads the model and checks all options; raises ValueError for the first that cannot work."""
   fields.check_lists(config, 'window', 'batch_size', 'decoder')
   place = _place(config)
-  model = inputs.model(config.loading, engine='discrete',
+  model = inputs.model(config.loading, tokens='discrete',
                        one_group='a decoder is chosen for the images of one group')
   prompts, seed = inputs.images(config.images, model)
   bench = Bench(model, prompts, seed=seed,
@@ -152,7 +152,7 @@ def _candidates(config: Config, bench: Bench) -> Plan:
   kept: list[list[str]] = []
   for line in [*lines, *([text] for text in (*current.values(), bench.baseline))]:
     runnable, refused = measurements.supported_decoders(bench, line)
-    guarantees = {text: model.engine.guarantee(bench.check(text)) for text in runnable}
+    guarantees = {text: bench.check(text).guarantee for text in runnable}
     weak = {text: f'it is {guarantee}, and guarantee is {config.guarantee}'
             for text, guarantee in guarantees.items() if not guarantee.satisfies(weakest)}
     left_out |= refused | weak
@@ -167,9 +167,9 @@ def _candidates(config: Config, bench: Bench) -> Plan:
 
 def _sized(model: cspd_jax.Model, name: str, window: int, iterations: int) -> str:
   spec = model.specification(name)
-  if 'iterations' in model.engine.parameters(spec) and 'iterations' not in spec.parts[0].arguments:
+  if 'iterations' in model.table.parameters(spec) and 'iterations' not in spec.parts[0].arguments:
     spec = model.specification(spec, iterations=iterations)
-  return str(model.engine.complete(spec, window=window, length=max(window - 1, 1)))
+  return str(model.table.complete(spec, window=window, length=max(window - 1, 1)))
 
 
 def _current(model: cspd_jax.Model, batch_sizes: Sequence[int]
@@ -187,7 +187,7 @@ def _settings(config: Config, plan: Plan) -> dict[str, Any]:
     del settings[name]
   return settings | dict(
       config=repr(bench.model.config), weights=stored_run.weights(bench.model),
-      prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.device.device_kind)
+      prompts=[str(prompt) for prompt in bench.prompts], device=bench.model.devices[0].device_kind)
 
 
 class _Timings:
@@ -285,7 +285,7 @@ def main(config: Config) -> None:
   plan = prepare(config)
   report = Report(config.output, ['rows.csv'], program='cspd-tune', run=_settings(config, plan))
   count, model = sum(map(len, plan.lines)), plan.bench.model
-  print(f'{count} candidates for {model.name} on {model.where}', flush=True)
+  print(f'{count} candidates for {model.name} on {sharding.in_words(model.devices)}', flush=True)
   if measured := report.names(_RUNS):
     print(f'{len(measured)} candidates are measured already, in {report.folder}', flush=True)
   start = time.perf_counter()
@@ -296,7 +296,7 @@ def main(config: Config) -> None:
     table = tables.text(_COLUMNS, [rows[i] for i in numbers], left=1)
     print(f'\n{_images(size)} at once\n{table}')
   decoders = {row['batch_size']: row['decoder'] for row in rows if row['chosen']}
-  kind = plan.bench.model.device.device_kind
+  kind = plan.bench.model.devices[0].device_kind
   out_of_time = tuning.OUT_OF_TIME in left_out.values()
   if out_of_time:
     print(f'\nNot all candidates were tried: the time limit of {config.minutes:g} minute'

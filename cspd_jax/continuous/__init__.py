@@ -1,4 +1,4 @@
-"""The continuous engine: decoders of models of continuous tokens with a diffusion head."""
+"""Decoders of continuous tokens, of models with a diffusion head."""
 
 from cspd_jax.continuous.base import (
   Cached,

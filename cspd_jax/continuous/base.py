@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from cspd_jax.continuous import schedule as schedule_lib
 from cspd_jax.continuous.result import Errors, Kernels
@@ -101,6 +102,8 @@ class Target(NamedTuple):
     make_schedule: `num_levels -> Schedule`, the levels of the head.
     num_levels: the default number of levels.
     guidance: the default guidance schedule, one of `schedule.GUIDANCE_SCHEDULES`.
+    rho: `schedule -> [levels]` the blend of the head's drafter that was fitted to the model, or
+      None for `head_drafter.default_rho`.
     sizes: of intermediate results; zeros make estimates of memory lower bounds.
   """
 
@@ -115,6 +118,7 @@ class Target(NamedTuple):
   make_schedule: Callable[[int], Schedule] = schedule_lib.make
   num_levels: int = schedule_lib.DEFAULT_LEVELS
   guidance: str = 'linear'
+  rho: Callable[[Schedule], np.ndarray | None] = lambda schedule: None
   sizes: Sizes = Sizes()
 
   def __repr__(self) -> str:

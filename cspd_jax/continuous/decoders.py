@@ -70,7 +70,8 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
       there are fewer. More if the time of a call is its latency, less if it is arithmetic.
     num_iter: autoregressive steps; one token per step by default.
     schedule: the levels of the head, or their number; by default the model's.
-    rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
+    rho: `[num_levels]` the blend of the head's drafter, see `head_drafter.fit_rho`; by default the
+      target's.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
       NextStep-1; by default the model's.
 
@@ -79,6 +80,7 @@ def exact_head(target: Target, kernels_per_call: int | None = None,
     decoded = decode(params, condition, jax.random.key(0), SamplingParams(guidance_scale=1.5))
   """
   schedule = as_schedule(target, schedule)
+  rho = target.rho(schedule) if rho is None else rho
   sampler = speculative_head.speculative(target, schedule, kernels_per_call, rho)
   return _mar_steps(target, num_iter, schedule, sampler, guidance, last_noise=False)
 
@@ -138,7 +140,8 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
       have left those of the last round; more than all levels count as all. By default a twelfth of
       the levels: 8 of 100, 4 of 50.
-    rho: `[num_levels]` the blend of the head's drafter; see `head_drafter.fit_rho`.
+    rho: `[num_levels]` the blend of the head's drafter, see `head_drafter.fit_rho`; by default the
+      target's.
     guidance: 'linear', as in MAR's published results, or 'constant', as in its demo and in
       NextStep-1; by default the model's.
 
@@ -155,7 +158,8 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     kernels_per_call = max(1, schedule.num_levels // _LEVELS_PER_DRAFT)
   fields.check_whole('kernels_per_call', kernels_per_call)
   kernels_per_call = min(kernels_per_call, schedule.num_levels)
-  rho = speculative_head.check(schedule, kernels_per_call, rho)
+  rho = speculative_head.check(
+      schedule, kernels_per_call, target.rho(schedule) if rho is None else rho)
   check_noise(schedule)
   steps = None
   if num_iter is not None:

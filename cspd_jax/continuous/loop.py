@@ -13,11 +13,11 @@ from cspd_jax.continuous.head import MODULATION_BYTES, HeadSampler, ancestral, n
 from cspd_jax.continuous.noise import random_orders, raster_orders
 from cspd_jax.continuous.result import Costs, Decoded, Tests, empty
 from cspd_jax.continuous.schedule import GUIDANCE_SCHEDULES, Schedule
-from cspd_jax.continuous.span import Span, open_span
+from cspd_jax.continuous.span import Span, step_of
 from cspd_jax.continuous.visibility import BLOCK, CACHED, TRUE
 from cspd_jax.core import contracts, fields, rows
 from cspd_jax.core.decoder import AnyDecoder
-from cspd_jax.core.guarantees import weakest
+from cspd_jax.core.guarantees import Guarantee, of_stages, of_verifier
 from cspd_jax.core.random import RowKeys, as_row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
@@ -67,9 +67,10 @@ class Decoder(AnyDecoder):
   distribution: str
   orders: Callable[[RowKeys, int], jax.Array] = random_orders
 
+  failure = 'tokens with NaN or infinity'
+
   def __repr__(self) -> str:
-    guarantee = weakest([stage.verifier for stage in self.stages])
-    return f'Decoder({self.target}, {self.distribution}, {guarantee})'
+    return f'Decoder({self.target}, {self.distribution}, {self.guarantee})'
 
   @property
   def verifier(self) -> base.Verifier:
@@ -82,9 +83,14 @@ class Decoder(AnyDecoder):
     return self.stages[-1].drafter
 
   @property
-  def guarantee(self) -> str:
-    """How close the samples are to `distribution`, in words."""
-    return self.verifier.guarantee
+  def guarantee(self) -> Guarantee:
+    """How close the samples are to `distribution`; `verifier.guarantee` has the details.
+
+    'exact'; 'bounded', if `Decoded.errors` bounds the squared distance of every token to the
+    target's own; 'biased' otherwise, or if exact for some models only.
+    """
+    return of_stages(of_verifier(exact=stage.verifier.exact, bounded=stage.verifier.bounded)
+                     for stage in self.stages)
 
   def check_condition(self, condition: base.Condition) -> jax.Array:
     valid = contracts.supported_rows(self.target, condition, 'model')
@@ -145,16 +151,35 @@ class Decoder(AnyDecoder):
     return max(_of_stage(self.target, stage, self.schedule.num_levels, num_rows)
                for stage in self.stages)
 
+  def _span(self, stage: base.Stage, state: State, sampling: SamplingParams) -> Span:
+    """Returns the next tokens of every row: as many as the stage has, or fewer up to a stop."""
+    count, order, size = state.count, state.decoded.order, self.target.num_tokens
+    stops = jnp.array(stage.stops, jnp.int32)
+    next_stop = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]
+    stop = jnp.minimum(next_stop, count + stage.width)
+    ranks = count[:, None] + jnp.arange(stage.width)
+    begin, end = ranks, ranks + 1
+    if stage.steps is not None:
+      begin, end = step_of(ranks, jnp.array(stage.steps, jnp.int32), size)
+    scale = lambda masked: sampling_lib.scale(sampling, self.guidance, size, masked)
+    scale_of_rank = scale(size - end)
+    verified = scale_of_rank
+    if stage.verifier.commits_all:
+      verified = scale(jnp.broadcast_to(size - stop[:, None], ranks.shape))
+    as_verified = stage.drafter is not None and stage.drafter.guided_as_verified
+    return Span(
+        rng=state.rng, rank_of_position=state.rank_of_position, count=count, stop=stop,
+        ranks=ranks, begin=begin, end=end,
+        positions=jnp.take_along_axis(order, jnp.minimum(ranks, size - 1), axis=1),
+        scale=verified, draft_scale=verified if as_verified else scale_of_rank,
+        temperature=sampling.temperature)
+
   def _round(self, stage: base.Stage, params, state: State, sampling, draft_params) -> State:
     verifier, drafter, decoded = stage.verifier, stage.drafter, state.decoded
     context = base.DecodeContext(
         self.target, self.schedule, verifier, params, state.condition,
         None if drafter is None else drafter.model, draft_params)
-    span = open_span(
-        state.rng, decoded.order, state.rank_of_position, state.count,
-        jnp.array(stage.stops, jnp.int32), stage.width, sampling, self.guidance,
-        verifier.commits_all, drafter is not None and drafter.guided_as_verified,
-        None if stage.steps is None else jnp.array(stage.steps, jnp.int32))
+    span = self._span(stage, state, sampling)
 
     # Draft and score.
     draft, num_drafts = None, jnp.zeros_like(state.count)

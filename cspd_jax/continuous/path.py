@@ -156,6 +156,14 @@ def repeat_tokens(batch: TokenBatch, num: int) -> TokenBatch:
       z=batch.z.swapaxes(0, 1)))._replace(z=jnp.repeat(batch.z, num, axis=1))
 
 
+class Tested(NamedTuple):
+  """How the test of a row's drafts ended, each `[B]`."""
+
+  accepted: jax.Array  # Drafts before the first that failed.
+  failed: jax.Array  # Whether one failed.
+  has_next: jax.Array  # Whether the target draws a token after the accepted drafts.
+
+
 class Drafted(NamedTuple):
   """The record of drafts."""
 
@@ -229,7 +237,7 @@ class _PathTest:
     has_next = failed | (span.active & self.bonus)
 
     next_token, trials, missed = self._next_token(
-        context, span, drafted, z, start.x, log_sigma, accepted, failed, has_next)
+        context, span, drafted, z, start.x, log_sigma, Tested(accepted, failed, has_next))
     tokens = jnp.pad(drafted.path.states[:, :, -1], [(0, 0), (0, width - length), (0, 0)])
     pad = lambda leaf: jnp.pad(leaf, [(0, 0), (0, width - length)])
     is_next = jnp.arange(width) == accepted[:, None]
@@ -242,13 +250,14 @@ class _PathTest:
         cost=self._cost(context, span, num_drafts, failed, trials))
 
   def _next_token(self, context: DecodeContext, span: Span, drafted: Drafted, z: jax.Array,
-                  x: jax.Array, log_sigma: jax.Array, accepted: jax.Array, failed: jax.Array,
-                  has_next: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+                  x: jax.Array, log_sigma: jax.Array, tested: Tested
+                  ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Draws, by `coupling.residual`, the token after the accepted drafts of rows that have one."""
     assert context.draft_model is not None, 'make_decoder requires a drafter'
     head = Head(context.target, context.schedule, context.params)
     draft_head = Head(context.draft_model, context.schedule, context.draft_params)
     num, last = coupling.TRIALS_PER_PASS, span.ranks.shape[1] - 1
+    accepted, failed, has_next = tested
     # Rows without a rejected draft score some other draft; their first proposal is accepted.
     target_index = jnp.minimum(accepted, last)[:, None]
     draft_index = jnp.minimum(accepted, last - self.bonus)[:, None]

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from cspd_jax.continuous import noise as noise_lib, sampling as sampling_lib
 from cspd_jax.continuous.noise import TokenKeys
 from cspd_jax.core.random import RowKeys
-from cspd_jax.core.sampling import SamplingParams
 
 
 class TokenBatch(NamedTuple):
@@ -91,32 +90,3 @@ def step_of(ranks: jax.Array, steps: jax.Array, size: int) -> tuple[jax.Array, j
   """
   step = jnp.sum(ranks[..., None] >= steps, axis=-1)
   return jnp.insert(steps, 0, 0)[step], jnp.append(steps, size)[step]
-
-
-def open_span(rng: RowKeys, order: jax.Array, rank_of_position: jax.Array, count: jax.Array,
-              stops: jax.Array, width: int, sampling: SamplingParams, guidance: str,
-              guidance_of_last: bool, guided_as_verified: bool,
-              steps: jax.Array | None = None) -> Span:
-  """Returns the next tokens of every row: `width` of them, or fewer up to the next stop.
-
-  Arguments are fields of `Span`, `base.Stage` and `base.Drafter`, the options, and `order` `[B,
-  T]`, the positions in the order in which they are committed.
-  """
-  size = order.shape[1]
-  next_stop = jnp.append(stops, size)[jnp.sum(count[:, None] >= stops, axis=1)]
-  stop = jnp.minimum(next_stop, count + width)
-  ranks = count[:, None] + jnp.arange(width)
-  scale = lambda masked: sampling_lib.scale(sampling, guidance, size, masked)
-  begin, end = ranks, ranks + 1
-  if steps is not None:
-    begin, end = step_of(ranks, steps, size)
-  scale_of_rank = scale(size - end)
-  verified = scale_of_rank
-  if guidance_of_last:
-    verified = scale(jnp.broadcast_to(size - stop[:, None], ranks.shape))
-  return Span(
-      rng=rng, rank_of_position=rank_of_position, count=count, stop=stop, ranks=ranks,
-      begin=begin, end=end,
-      positions=jnp.take_along_axis(order, jnp.minimum(ranks, size - 1), axis=1),
-      scale=verified, draft_scale=verified if guided_as_verified else scale_of_rank,
-      temperature=sampling.temperature)

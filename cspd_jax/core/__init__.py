@@ -1,1 +1,1 @@
-"""Modules that both decoding engines and everything above them share."""
+"""What `decoding`, `continuous` and everything above them share."""

@@ -2,13 +2,14 @@
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.core import contracts, rows, tracing
+from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 
@@ -21,7 +22,14 @@ class AnyDecoder(abc.ABC):
 
   A pure function of arrays, to be jitted as a whole: `cspd_jax.jit(decoder)`, or `jax.jit`. To
   follow a decode round by round, call `start`, `round` and `finish`, which make up the function.
+
+  Attributes:
+    failure: in words, what the target returned for rows whose `Decoded.valid` is False.
+    raw_log_probs: whether the result has `Decoded.raw_log_probs`.
   """
+
+  failure: ClassVar[str]
+  raw_log_probs = False
 
   @usual_promotion
   def check(self, condition: Any, sampling: SamplingParams = SamplingParams()) -> jax.Array:
@@ -55,6 +63,11 @@ class AnyDecoder(abc.ABC):
           lambda state, end=end: jnp.any(state.count < end),
           lambda state, round_=round_: round_(params, state, sampling, draft_params), state)
     return self.finish(state)
+
+  @property
+  @abc.abstractmethod
+  def guarantee(self) -> Guarantee:
+    """How the tokens relate to the distribution that the decoder is to sample."""
 
   @property
   @abc.abstractmethod

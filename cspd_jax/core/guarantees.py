@@ -1,8 +1,7 @@
-"""The guarantees of decoders, the same in both engines."""
+"""The guarantees of decoders of both kinds of tokens."""
 
 import enum
-from collections.abc import Collection, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 
 class Guarantee(enum.StrEnum):
@@ -52,19 +51,10 @@ def of_stages(guarantees: Iterable[Guarantee]) -> Guarantee:
   return max(guarantees, key=list(Guarantee).index)
 
 
-def weakest(verifiers: Collection[Any], is_chain: bool = True) -> Guarantee:
-  """Returns the guarantee of a decoder, of either engine, that uses all of these verifiers.
-
-  `is_chain` is whether its drafts are a chain. The key of an accepted side node was scored in
-  another slot than the one where it stays, so that its sums have another order than the baseline's.
-  """
-  result = of_stages(map(_guarantee, verifiers))
-  return result if is_chain else result.rounded
-
-
-def _guarantee(verifier: Any) -> Guarantee:
-  if getattr(verifier, 'seed_exact', False):  # Continuous tokens have no such verifiers.
+def of_verifier(*, exact: bool, bounded: bool, seed_exact: bool = False) -> Guarantee:
+  """Returns the guarantee of a decoder by the fields of its verifier."""
+  if seed_exact:
     return Guarantee.SEED_EXACT
-  if verifier.exact:
+  if exact:
     return Guarantee.EXACT
-  return Guarantee.BOUNDED if verifier.bounded else Guarantee.BIASED
+  return Guarantee.BOUNDED if bounded else Guarantee.BIASED

@@ -261,14 +261,13 @@ def on_cuda() -> bool:
     return False
 
 
-def get_or_build(model: Any, name: Hashable, build: Callable[[], Built]) -> Built:
-  """Returns the program that a model caches under a name, and builds it if it is missing.
+def get_or_build(kept: dict[Hashable, Any], name: Hashable, build: Callable[[], Built],
+                 most: int = MOST) -> Built:
+  """Returns what is kept under a name, such as a program, and builds it if it is missing.
 
-  The name is everything that determines the program, and the model has a dictionary `programs`,
-  whose least recently used ones are dropped beyond `MOST`.
+  The name is everything that determines it. The least recently used ones are dropped beyond `most`.
   """
-  programs = model.programs
-  programs[name] = programs.pop(name) if name in programs else build()
-  while len(programs) > MOST:
-    del programs[next(iter(programs))]
-  return programs[name]
+  kept[name] = kept.pop(name) if name in kept else build()
+  while len(kept) > most:
+    del kept[next(iter(kept))]
+  return kept[name]

@@ -1,7 +1,7 @@
 """Specifications: decoders as text.
 
-A specification is one part, or two parts joined by `+`; a part is a name with parameters in
-parentheses, in the syntax of Python:
+A specification is a decoder, or a drafter and a verifier joined by `+`; each is a name with
+parameters in parentheses, in the syntax of Python:
 
   mc_sjd(window=32)
   eagle(tree=LANTERN)+lantern_pp(lam=2)
@@ -54,7 +54,7 @@ Value = int | float | bool | None | str | tuple[int | float, ...] | Call
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-  """A named decoder, a drafter, or a drafter and a verifier; `parse` reads its `str`."""
+  """A decoder, or a drafter and a verifier; `parse` reads its `str`."""
 
   parts: tuple[Call, ...]
 
@@ -91,7 +91,14 @@ def parse(text: str | Spec) -> Spec:
     nodes[:1] = [nodes[0].left, nodes[0].right]
   if len(nodes) > 2:
     raise ValueError(f'decoder is {text!r}; it has at most two parts, a drafter and a verifier.')
-  return Spec(tuple(_part(text, node) for node in nodes))
+  for node in nodes:
+    function = node.func if isinstance(node, ast.Call) and not node.args else node
+    if not isinstance(function, ast.Name):
+      raise ValueError(
+          f'decoder is {text!r}; {_source(text, node)!r} must be a name, or a name with '
+          'parameters, each with its name, such as mc_sjd(window=32).')
+  return Spec(tuple(Call(node.id) if isinstance(node, ast.Name) else _call(text, node)
+                    for node in nodes))
 
 
 def value(name: str, argument: object) -> Value:
@@ -113,58 +120,44 @@ def _expression(text: str, message: str) -> ast.expr:
     raise ValueError(message) from error
 
 
-def _part(text: str, node: ast.expr) -> Call:
-  if isinstance(node, ast.Name):
-    return Call(node.id)
-  if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)) or node.args:
-    raise ValueError(
-        f'decoder is {text!r}; {_source(text, node)!r} must be a name, or a name with parameters, '
-        'each with its name, such as mc_sjd(window=32).')
-  return _call(text, node, node.func.id)
+def _source(text: str, node: ast.AST) -> str:
+  return ast.get_source_segment(text, node) or ''
 
 
-def _call(text: str, node: ast.Call, name: str) -> Call:
-  keys = [argument.arg or '' for argument in node.keywords]
-  if '' in keys or len(set(keys)) < len(keys):
+def _call(text: str, node: ast.expr) -> Call:
+  """Converts the syntax tree of a name with parameters; `text` is its source."""
+  assert isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+  values = {argument.arg or '': argument.value for argument in node.keywords}
+  if '' in values or len(values) < len(node.keywords):
     raise ValueError(
         f'{_source(text, node)!r} must have name=value once for every parameter that it sets.')
-  return Call(name, {key: _value(text, key, argument.value)
-                     for key, argument in zip(keys, node.keywords)},
+  name = node.func.id
+  return Call(name, {key: _value(text, key, value) for key, value in values.items()},
               tuple(_value(text, name, argument) for argument in node.args))
 
 
 def _value(text: str, name: str, node: ast.expr) -> Value:
-  """Converts a syntax tree to the value of the parameter `name`; `text` is its source."""
-  source = _source(text, node)
+  """Converts the syntax tree of a value of the parameter `name`."""
   if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-    return _call(text, node, node.func.id)
+    return _call(text, node)
   if isinstance(node, ast.Tuple | ast.List):
-    return tuple(_number(name, _literal(element), _source(text, element)) for element in node.elts)
+    return tuple(_number(text, name, element) for element in node.elts)
   if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool | str)):
     return node.value
-  bare = re.sub(r'\s', '', source)
-  return bare if _BARE.fullmatch(bare) else _number(name, _literal(node), source)
+  bare = re.sub(r'\s', '', _source(text, node))
+  return bare if _BARE.fullmatch(bare) else _number(text, name, node)
 
 
-def _literal(node: ast.expr) -> object:
-  """The constant that a syntax tree is, with a sign; None for others."""
+def _number(text: str, name: str, node: ast.expr) -> int | float:
   try:
-    return ast.literal_eval(node)
+    number = ast.literal_eval(node)  # A constant, with a sign.
   except (ValueError, TypeError):
-    return None
-
-
-def _number(name: str, number: object, source: str) -> int | float:
-  """Returns a number of the parameter `name` after a check; `source` is it in errors."""
+    number = None
   if isinstance(number, bool) or not isinstance(number, int | float):
-    raise ValueError(f'{name} is {source!r:.80}; it must be {_VALUES}.')
+    raise ValueError(f'{name} is {_source(text, node)!r:.80}; it must be {_VALUES}.')
   if not (abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)):
-    raise ValueError(f'{name} is {source!r:.80}; it must be finite and below 2**63.')
+    raise ValueError(f'{name} is {_source(text, node)!r:.80}; it must be finite and below 2**63.')
   return number
-
-
-def _source(text: str, node: ast.AST) -> str:
-  return ast.get_source_segment(text, node) or ''
 
 
 def _text(value: Value) -> str:
@@ -172,6 +165,4 @@ def _text(value: Value) -> str:
   if isinstance(value, str):
     is_bare = _BARE.fullmatch(value) and not any(map(keyword.iskeyword, value.split('-')))
     return value if is_bare else repr(value)
-  if isinstance(value, tuple):
-    return f'[{", ".join(map(_text, value))}]'
-  return repr(value)
+  return f'[{", ".join(map(_text, value))}]' if isinstance(value, tuple) else repr(value)

@@ -1,7 +1,7 @@
 """Tables of decoders: what the names of a specification stand for, and their parameters.
 
 Each kind of tokens has one, in its module `specification`. Text sets the parameters of the function
-of an entry, by its signature; `Resources` fill the one that is a network.
+of an entry, by its signature; the caller passes the target and trained networks.
 """
 
 import inspect
@@ -17,11 +17,6 @@ import numpy as np
 from cspd_jax.core import fields, guesses, naming
 from cspd_jax.core.spec import Call, Spec, Value, parse
 
-# What drafts or corrects, in words, by the keys of `Resources.drafts`.
-SOURCES = {'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
-           'neighbours': 'a network on neighbouring tokens',
-           'local': 'a network on neighbouring tokens and features', 'corrector': 'a corrector',
-           'layers': "the target's first layers"}
 _NONE: Mapping[Any, Any] = MappingProxyType({})
 # Types that text can represent, with descriptions.
 _TEXT_TYPES = {int: 'a whole number', float: 'a number', bool: 'True or False', str: 'a string',
@@ -31,59 +26,31 @@ _NUMBERS = {int: numbers.Integral, float: numbers.Real}
 Converters = Mapping[type, Callable[[str, Value], Any]]
 
 
-class Resources(NamedTuple):
-  """The parts of a decoder that text cannot represent.
-
-  Attributes:
-    drafts: what drafts or corrects, by the keys of `SOURCES`: a `Target`, a `Network`, `Heads` or a
-      `Corrector`; the target's first 'layers' are a `Network`. A draft model of continuous tokens
-      has the key 'model'.
-    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
-    rho: `schedule -> [levels]` or None: the blend of a diffusion head's drafter that was fitted to
-      the target; by default `head_drafter.default_rho`.
-  """
-
-  drafts: Mapping[str, Any] = _NONE
-  codebook: np.ndarray | None = None
-  rho: Callable[[Any], np.ndarray | None] | None = None
-
-
 class Entry(NamedTuple):
   """A function that text can name: a decoder `(target, ...)`, a drafter or a verifier `(...)`.
 
   Attributes:
     build: the function. Text sets its parameters, but for `target`, a network and arrays.
     summary: one line for tables.
-    parts: the drafter and the verifier that a decoder joins, if it does; the other fields are its
-      drafter's.
-    networks: what can be the network, the first parameter, by keys of `SOURCES`, the default first:
-      each with the function that turns it into the argument. Text selects one of several.
-    tree: of a drafter, `window -> Tree`: what `tree=auto` selects; None if it does not exist.
-    sizes: of a drafter, `(arguments, sizes) -> parameters`: those that follow from the sizes
-      `window` and `length` of a round, if `arguments` are set.
-    codebook: of a verifier, `(codebook, arguments) -> arguments`: further ones, from the vectors of
-      the image tokenizer; None if it does not read them.
-    drafter_defaults: of a verifier: defaults of the drafter's parameters.
+    parts: the drafter and the verifier that a decoder joins, if it does.
+    networks: what can be the network, the first parameter, by keys of `Table.networks`, the default
+      first: each with the function that turns it into the argument. Text selects one of several.
+    sizes: `(arguments, sizes) -> parameters`: those that follow from the sizes `window` and
+      `length` of a round, if `arguments` are set.
+    refuses: `target -> ` why the decoder cannot decode it, or None if it can.
   """
 
   build: Callable[..., Any]
   summary: str
   parts: Spec | None = None
   networks: Mapping[str, Callable[[Any], Any]] = _NONE
-  tree: Callable[[int], Any] | None = None
   sizes: Callable[[Mapping[str, Value], dict[str, Any]], dict[str, Value]] = (
       lambda arguments, sizes: sizes)
-  codebook: Callable[[np.ndarray | None, Mapping[str, Any]], dict[str, Any]] | None = None
-  drafter_defaults: Mapping[str, Value] = _NONE
-
-  @property
-  def fixed(self) -> Mapping[str, Value]:
-    """The parameters of its drafter that a named decoder sets."""
-    return self.parts.parts[0].arguments if self.parts else _NONE
+  refuses: Callable[[Any], str | None] = lambda target: None
 
   @property
   def parameters(self) -> dict[str, inspect.Parameter]:
-    """The parameters that text can set; `fixed` has what a default of None stands for."""
+    """The parameters that text can set."""
     own = dict(inspect.signature(self.build, eval_str=True).parameters)
     own.pop('target', None)
     if self.networks:
@@ -91,9 +58,8 @@ class Entry(NamedTuple):
       del own[name]
       if len(self.networks) > 1:
         own = {name: network.replace(annotation=str, default=next(iter(self.networks)))} | own
-    return {name: parameter.replace(default=self.fixed[name])
-            if parameter.default is None and name in self.fixed else parameter
-            for name, parameter in own.items() if np.ndarray not in _kinds(parameter.annotation)}
+    return {name: parameter for name, parameter in own.items()
+            if np.ndarray not in _kinds(parameter.annotation)}
 
   @property
   def defaults(self) -> dict[str, Any]:
@@ -101,8 +67,8 @@ class Entry(NamedTuple):
     return {name: parameter.default for name, parameter in self.parameters.items()
             if parameter.default is not parameter.empty}
 
-  def needs(self, part: Call) -> tuple[str, str] | None:
-    """Returns the parameter that is a network, and the key in `SOURCES` of what `part` selects."""
+  def network(self, part: Call) -> tuple[str, str] | None:
+    """Returns the parameter that is a network, and the key of the one that `part` selects."""
     if not self.networks:
       return None
     name = next(name for name in inspect.signature(self.build).parameters if name != 'target')
@@ -134,43 +100,49 @@ class Entry(NamedTuple):
         raise ValueError(f'{part.name} needs {name}; pass it as {part.name}({name}=...).')
     return bound
 
-  def arguments(self, part: Call, converters: Converters, resources: Resources) -> dict[str, Any]:
-    """Returns the arguments of `bind` and the network; a missing one is a ValueError."""
-    arguments, needed = self.bind(part, converters), self.needs(part)
-    if needed is None:
-      return arguments
-    name, key = needed
-    if key not in resources.drafts:
-      raise ValueError(
-          f'{part.name} drafts with {SOURCES[key]}, which is missing; pass drafts[{key!r}].')
-    return arguments | {name: self.networks[key](resources.drafts[key])}
-
 
 class Table(NamedTuple):
-  """The decoders of one kind of tokens, and what they are made of, by name.
+  """The decoders of one kind of tokens by name, what they are made of, and what a model chooses.
 
-  Alone, a name is that of a decoder, or of a drafter, which `rejection` verifies. Before a `+` it
-  is that of a drafter, or of a decoder, which then stands for its drafter.
+  A name that stands alone is a decoder's, a name before a `+` a drafter's.
+
+  Attributes:
+    tokens: 'discrete' or 'continuous'.
+    decoders: the named decoders.
+    drafters: the drafters, if text can join them with a verifier.
+    verifiers: the verifiers.
+    networks: what drafts or corrects, in words, by its key in `Model.drafts`.
+    options: the fields of `SamplingParams` that the models have.
+    baseline: the named decoder that all others are compared with.
+    candidates: named decoders that may be a model's default, the best first.
+    on_cpu: the defaults on a CPU, for one image at a time and for several; None for the same.
+    seed_exact: whether decoders can repeat the tokens of the baseline, one per pass.
   """
 
+  tokens: str
   decoders: dict[str, Entry]
   drafters: dict[str, Entry]
   verifiers: dict[str, Entry]
+  networks: Mapping[str, str]
+  options: tuple[str, ...]
+  baseline: str
+  candidates: tuple[str, ...]
+  on_cpu: tuple[str, str] | None
+  seed_exact: bool
 
   def entry(self, spec: str | Spec) -> Entry:
     """Returns the entry of the first part; raises ValueError for unknown names and parameters."""
-    spec = parse(spec)
-    first, *rest = spec.parts
-    tables = (self.drafters, self.decoders) if rest else (self.decoders, self.drafters)
-    entry = tables[0].get(first.name) or tables[1].get(first.name)
+    first, *rest = parse(spec).parts
+    if rest and not self.verifiers:
+      raise ValueError(f'decoder is {str(spec)!r}, but decoders of {self.tokens} tokens have one '
+                       'part.')
+    entry = (self.drafters if rest else self.decoders).get(first.name)
     if entry is None:
-      raise ValueError(f'decoder is {str(spec)!r}, but {self._unknown(first.name)}')
+      raise ValueError(f'decoder is {str(spec)!r}, but {self._unknown(first.name, *rest)}')
     entry.check(first)
     if rest and rest[0].name not in self.verifiers:
-      raise ValueError(
-          f'decoder is {str(spec)!r}, but no verifier is called {rest[0].name!r}; ' + (
-              f'it must be one of {", ".join(self.verifiers)}.' if self.verifiers else
-              'decoders of continuous tokens have one part.'))
+      raise ValueError(f'decoder is {str(spec)!r}, but no verifier is called {rest[0].name!r}; it '
+                       f'must be one of {", ".join(self.verifiers)}.')
     return entry
 
   def parameters(self, spec: str | Spec) -> dict[str, inspect.Parameter]:
@@ -178,26 +150,50 @@ class Table(NamedTuple):
     return self.entry(spec).parameters
 
   def needs(self, spec: str | Spec) -> str | None:
-    """Returns the key of `SOURCES` that a specification needs in `Resources.drafts`, or None."""
-    needed = self.entry(spec).needs(parse(spec).parts[0])
+    """Returns the key of the network that a specification drafts with, or None."""
+    needed = self.entry(spec).network(parse(spec).parts[0])
     return None if needed is None else needed[1]
+
+  def refuses(self, spec: str | Spec, target: Any) -> str | None:
+    """Returns why the decoder of a specification cannot decode a target, or None if it can."""
+    return self.entry(spec).refuses(target)
 
   def complete(self, spec: str | Spec, **sizes: Any) -> Spec:
     """Fills in the parameters that a specification leaves open: sizes that suit the machine.
 
     `window` is the most tokens that a forward pass should have, `length` that of drafted chains;
     other sizes are parameters by name. One that is None or that the decoder does not have is
-    ignored. EAGLE drafts along its published tree from a window of 26 on, and along a chain below.
+    ignored.
     """
     spec, entry = parse(spec), self.entry(spec)
     given = {name: size for name, size in sizes.items() if size is not None}
-    taken = {**entry.fixed, **spec.parts[0].arguments}
+    taken = spec.parts[0].arguments
     return spec.add({name: size for name, size in entry.sizes(taken, given).items()
                      if name in entry.parameters and name not in taken})
 
-  def _unknown(self, name: str) -> str:
+  def arguments(self, spec: str | Spec, drafts: Mapping[str, Any], converters: Converters = _NONE
+                ) -> dict[str, Any]:
+    """Returns the arguments of the first part, its network among `drafts`; ValueError without it.
+    """
+    entry, part = self.entry(spec), parse(spec).parts[0]
+    arguments, needed = entry.bind(part, converters), entry.network(part)
+    if needed is None:
+      return arguments
+    name, key = needed
+    if key not in drafts:
+      raise ValueError(f'{part.name} drafts with {self.networks[key]}, which is missing; pass '
+                       f'drafts[{key!r}].')
+    return arguments | {name: entry.networks[key](drafts[key])}
+
+  def _unknown(self, name: str, verifier: Call | None = None) -> str:
     if name in self.verifiers:
       return f'{name!r} is a verifier; write it after a drafter, such as jacobi(window=16)+{name}.'
+    if name in self.drafters:
+      return f'{name!r} is a drafter; write a verifier after it, such as {name}+rejection.'
+    if name in self.decoders:
+      parts = self.decoders[name].parts or parse('jacobi+rejection')
+      return (f'{name!r} is a decoder, like {parts}; write a drafter before +, such as '
+              f'{parts.parts[0]}+{verifier}.')
     words = f'it must be one of {", ".join(self.decoders)}'
     if self.drafters:
       words += (f', or a drafter, one of {", ".join(self.drafters)}, with a verifier, one of '
@@ -219,5 +215,5 @@ def _convert(name: str, value: Any, kinds: list[type], converters: Converters) -
       return converters[kind](name, value)
     if isinstance(value, _NUMBERS.get(kind, kind)) and (kind is bool) == isinstance(value, bool):
       return kind(value) if kind in _NUMBERS else value
-  words = [_TEXT_TYPES.get(kind, f'a {kind.__name__}') for kind in kinds]
+  words = [_TEXT_TYPES[kind] for kind in kinds if kind in _TEXT_TYPES]
   raise ValueError(f'{name} is {value!r}; it must be {" or ".join(words)}.')

@@ -1,7 +1,6 @@
-"""The discrete engine: the decoding loop, its drafters and verifiers, and their types."""
+"""Decoders of discrete tokens: the decoding loop, its drafters and verifiers, and their types."""
 
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.core.table import Resources
 from cspd_jax.decoding.base import (
     DecodeContext,
     Decoded,
@@ -20,7 +19,6 @@ from cspd_jax.decoding.specification import (
     VERIFIERS,
     build,
     complete,
-    guarantee,
     needs,
 )
 from cspd_jax.decoding.tree import (
@@ -38,6 +36,6 @@ from cspd_jax.decoding.tree import (
 
 __all__ = [
     'Budget', 'DECODERS', 'DRAFTERS', 'DecodeContext', 'Decoded', 'Decoder', 'Draft', 'Drafter',
-    'Layout', 'Resources', 'RoundResult', 'RuntimeTree', 'SamplingParams', 'State', 'Target',
-    'Tree', 'VERIFIERS', 'Verdict', 'Verifier', 'branching', 'build', 'caterpillar', 'chain',
-    'complete', 'cut', 'guarantee', 'kary', 'make_decoder', 'needs', 'paths', 'runtime_tree']
+    'Layout', 'RoundResult', 'RuntimeTree', 'SamplingParams', 'State', 'Target', 'Tree',
+    'VERIFIERS', 'Verdict', 'Verifier', 'branching', 'build', 'caterpillar', 'chain', 'complete',
+    'cut', 'kary', 'make_decoder', 'needs', 'paths', 'runtime_tree']

@@ -277,7 +277,7 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
 
 
 def supports(decoder: Any) -> bool:
-  """Returns whether the images of a decoder of either engine may need different numbers of rounds.
+  """Returns whether the images of a decoder, of any tokens, may need different numbers of rounds.
 
   They do not without drafts. A window without candidates (`jacobi.ancestral`) uses slots exactly if
   the window decoder that it is the baseline of does.

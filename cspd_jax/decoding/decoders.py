@@ -1,9 +1,9 @@
 """The named decoders of discrete tokens: a drafter and a verifier for a target.
 
 Each function returns a `Decoder`, itself a function of arrays that is jitted as a whole:
-`(params, condition, key, sampling, draft_params) -> Decoded`, with tokens `[B, T]`. `tables` lists
-them for text, such as `mc_sjd(window=32)`. All raise ValueError for an option out of its range, and
-for a network, a tree or a window that does not fit the target.
+`(params, condition, key, sampling, draft_params) -> Decoded`, with tokens `[B, T]`. `specification`
+lists them for text, such as `mc_sjd(window=32)`. All raise ValueError for an option out of its
+range, and for a network, a tree or a window that does not fit the target.
 
 For a model of `cspd_jax.load`, `target` is `model.target(guided=True)`, `params` are
 `model.params`, `condition` is `model.condition(prompts)`, and a network and its `draft_params` are

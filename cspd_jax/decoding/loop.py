@@ -10,7 +10,7 @@ import numpy as np
 
 from cspd_jax.core import contracts, rows
 from cspd_jax.core.decoder import AnyDecoder
-from cspd_jax.core.guarantees import weakest
+from cspd_jax.core.guarantees import Guarantee, of_verifier
 from cspd_jax.core.random import as_row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
@@ -81,11 +81,31 @@ class Decoder(AnyDecoder):
   open_rng: Callable = RowRandom
   raw_log_probs: bool = False
 
+  failure = ('no valid probabilities (its logits, or the guided ones, contain NaN or infinity, or '
+             'exclude every token)')
+
   def __repr__(self) -> str:
     tree = self.drafter.tree
     kind = 'chain' if tree.is_chain else 'tree'
     return (f'Decoder({self.target}, a {kind} of {tree.num_nodes} drafts per round, '
-            f'{weakest([self.verifier], tree.is_chain)})')
+            f'{self.guarantee})')
+
+  @property
+  def guarantee(self) -> Guarantee:
+    """How the tokens relate to the target's distribution.
+
+    'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, bit for bit in
+    any dtype, where `N` is the number of tokens of a forward pass; and those of `vanilla` up to
+    rounding. 'seed-exact up to rounding': both up to rounding, if the drafts are a tree. 'exact':
+    the target's distribution. 'bounded': neither; the mean of `Decoded.tv_bound` bounds the total
+    variation. 'biased': that is NaN.
+    """
+    verifier = self.verifier
+    result = of_verifier(
+        exact=verifier.exact, bounded=verifier.bounded, seed_exact=verifier.seed_exact)
+    # The key of an accepted side node was scored in another slot than the one where it stays, so
+    # that its sums have another order than the baseline's.
+    return result if self.drafter.tree.is_chain else result.rounded
 
   def check_condition(self, condition: base.Condition) -> jax.Array:
     return contracts.supported_rows(self.target, condition)

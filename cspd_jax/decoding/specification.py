@@ -1,18 +1,20 @@
 """The decoders, drafters and verifiers of discrete tokens by name, and decoders built from text.
 
 A specification (`core.spec`) is a named decoder, such as `mc_sjd(window=32)`, or a drafter with a
-verifier, such as `eagle(tree=LANTERN)+lantern_pp(lam=2)`; `core.table.Table` says what a name
-means. Parameters, their defaults and their types are those of the signatures.
+verifier, such as `eagle(tree=LANTERN)+lantern_pp(lam=2)`. Parameters, their defaults and their
+types are those of the signatures.
 """
 
+import inspect
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from cspd_jax.core.guarantees import Guarantee, weakest
+from cspd_jax.core import sampling
 from cspd_jax.core.spec import Call, Spec, Value, parse
-from cspd_jax.core.table import SOURCES, Converters, Entry, Resources, Table
+from cspd_jax.core.table import Converters, Entry, Table
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.base import Target
 from cspd_jax.decoding.drafters import Corrector, from_model, from_network
@@ -25,8 +27,8 @@ from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.decoding.verifiers import block, cool, grouped, kseq, lantern, match, rejection
 
-__all__ = ['DECODERS', 'DRAFTERS', 'SOURCES', 'TABLE', 'TREES', 'VERIFIERS', 'Entry', 'Resources',
-           'build', 'complete', 'expand', 'guarantee', 'in_full', 'joined', 'needs', 'parameters',
+__all__ = ['CORRECTORS', 'DECODERS', 'DRAFTERS', 'FROM_CODEBOOK', 'TABLE', 'TREES', 'VERIFIERS',
+           'Entry', 'build', 'complete', 'expand', 'in_full', 'joined', 'needs', 'parameters',
            'reads_codebook', 'usage']
 
 _as_is = lambda network: network
@@ -40,10 +42,6 @@ CORRECTORS: dict[str, Callable[[Any], Corrector]] = {
     'model': from_model,
     'layers': lambda network: from_network(network, decay=0.0),
 }
-
-
-def _chain_or_tree(arguments: Mapping[str, Value], sizes: dict[str, Any]) -> dict[str, Value]:
-  return {} if 'tree' in arguments else sizes
 
 
 def _eagle_tree(arguments: Mapping[str, Value], sizes: dict[str, Any]) -> dict[str, Value]:
@@ -67,38 +65,39 @@ def _eagle2_sizes(arguments: Mapping[str, Value], sizes: dict[str, Any]) -> dict
 DRAFTERS: dict[str, Entry] = {
     'ancestral': Entry(ancestral, 'no drafts', sizes=lambda arguments, sizes: {}),
     'model': Entry(model, 'a chain drawn by a smaller model', networks={'model': _as_is}),
-    'jacobi': Entry(
-        jacobi, "a window of the target's draws of the last round", tree=decoders.default_tree),
-    'reuse': Entry(reuse, 'the same, each retained while it is probable enough',
-                   tree=decoders.default_tree),
+    'jacobi': Entry(jacobi, "a window of the target's draws of the last round"),
+    'reuse': Entry(reuse, 'the same, each retained while it is probable enough'),
     'eagle': Entry(eagle, "a layer that extrapolates the target's features",
                    networks={'eagle': _as_is}, sizes=_eagle_tree),
     'eagle2': Entry(eagle2, 'the same along its most probable paths', networks={'eagle': _as_is},
                     sizes=_eagle2_sizes),
     'medusa': Entry(medusa, "heads on the target's last feature", networks={'medusa': _as_is},
-                    sizes=_chain_or_tree),
+                    sizes=lambda arguments, sizes: {} if 'tree' in arguments else sizes),
     'corrected': Entry(corrected, "the target's last predictions, corrected by a cheap model",
-                       networks=CORRECTORS, tree=decoders.corrected_tree),
+                       networks=CORRECTORS),
 }
 
 VERIFIERS: dict[str, Entry] = {
     'rejection': Entry(rejection.rejection, 'min(1, p / q), then the residual distribution'),
     'match': Entry(match.match, "a draft is accepted if the target's draw equals it"),
     'block': Entry(block.block, 'the drafts of a chain are accepted together'),
-    'kseq': Entry(kseq.kseq, 'the first of several independent candidates that passes',
-                  drafter_defaults={'draws': 'iid'}),
+    'kseq': Entry(kseq.kseq, 'the first of several independent candidates that passes'),
     'uniform': Entry(cool.uniform, 'one factor on the acceptance at every depth'),
     'cool': Entry(cool.cool, 'factors that fall exponentially with depth'),
     'cool_linear': Entry(cool.cool_linear, 'factors that fall linearly with depth'),
     'lantern': Entry(
-        lantern.lantern, "latent neighbours add to a draft's probability, up to a distance",
-        codebook=lantern.from_codebook(lambda vocab_size: min(1000, vocab_size // 16))),
+        lantern.lantern, "latent neighbours add to a draft's probability, up to a distance"),
     'lantern_pp': Entry(
-        lantern.lantern_pp, "latent neighbours add to a draft's probability, up to a factor",
-        codebook=lantern.from_codebook(lambda vocab_size: 10)),
-    'grouped': Entry(grouped.grouped, 'tokens of similar probability are accepted as a group',
-                     codebook=lantern.embeddings),
+        lantern.lantern_pp, "latent neighbours add to a draft's probability, up to a factor"),
+    'grouped': Entry(grouped.grouped, 'tokens of similar probability are accepted as a group'),
     'typical': Entry(rejection.typical, 'drafts that are probable enough are accepted'),
+}
+# Of a verifier that reads the vectors of the image tokenizer: `(codebook, arguments) -> arguments`,
+# further ones.
+FROM_CODEBOOK: dict[str, Callable[[np.ndarray | None, Mapping[str, Any]], dict[str, Any]]] = {
+    'lantern': lantern.from_codebook(lambda vocab_size: min(1000, vocab_size // 16)),
+    'lantern_pp': lantern.from_codebook(lambda vocab_size: 10),
+    'grouped': lantern.embeddings,
 }
 
 
@@ -120,12 +119,12 @@ DECODERS: dict[str, Entry] = {
     'sjd_pp': joined(decoders.sjd_pp, 'SJD that reuses drafts while they are probable',
                      'reuse+rejection'),
     'sjd_pac': joined(decoders.sjd_pac, 'coupled drafts and a candidate tree',
-                      'jacobi(coupling=maximal, tree=auto)+rejection'),
+                      'jacobi(coupling=maximal, tree=default_tree)+rejection'),
     'seed_exact': joined(decoders.seed_exact, 'the same image as vanilla',
                          'jacobi(coupling=gumbel)+match'),
     'corrected': joined(
         decoders.corrected, "the target's last predictions, corrected by a cheap model",
-        'corrected(tree=auto)+rejection'),
+        'corrected(tree=corrected_tree)+rejection'),
     'corrected_seed_exact': joined(
         decoders.corrected_seed_exact, 'the same image as vanilla, by corrected predictions',
         'corrected+match'),
@@ -135,43 +134,63 @@ DECODERS: dict[str, Entry] = {
                      'medusa+rejection'),
 }
 
-TABLE = Table(DECODERS, DRAFTERS, VERIFIERS)
+TABLE = Table(
+    'discrete', DECODERS, DRAFTERS, VERIFIERS, networks={
+        'model': 'a draft model', 'eagle': 'an EAGLE network', 'medusa': 'Medusa heads',
+        'neighbours': 'a network on neighbouring tokens',
+        'local': 'a network on neighbouring tokens and features', 'corrector': 'a corrector',
+        'layers': "the target's first layers"},
+    options=(*sampling.DISCRETE,), baseline='vanilla', candidates=('eagle', 'mc_sjd'),
+    # A CPU computes every token of a round, so few of them are worth their cost.
+    on_cpu=('mc_sjd(window=4)', 'vanilla'), seed_exact=True)
 complete, needs, parameters = TABLE.complete, TABLE.needs, TABLE.parameters
 
+# Trees by name: published ones, and functions of numbers.
+TREES: dict[str, Tree | Callable[..., Tree]] = {
+    **{name: tree for name, tree in vars(trees).items() if isinstance(tree, Tree)},
+    **{function.__name__: function for function in (
+        trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching,
+        decoders.default_tree, decoders.corrected_tree)}}
 
-def build(spec: str | Spec, target: Target, resources: Resources = Resources()) -> Decoder:
-  """Builds the decoder of a specification; `resources` are parts that text cannot represent.
 
-  Raises ValueError if a name is not registered, a parameter is unknown or out of range, a network
-  or the codebook is missing, or the parts do not fit each other or the target.
+def build(spec: str | Spec, target: Target, drafts: Mapping[str, Any] = MappingProxyType({}),
+          codebook: np.ndarray | None = None) -> Decoder:
+  """Builds the decoder of a specification.
+
+  Args:
+    spec: the specification.
+    target: the model whose distribution is sampled.
+    drafts: what drafts or corrects, by the keys of `TABLE.networks`: a `Target`, a `Network`,
+      `Heads` or a `Corrector`; the target's first 'layers' are a `Network`.
+    codebook: `[V, D]` of the target's image tokenizer, for verifiers with latent neighbours.
+
+  Raises:
+    ValueError: if a name is not registered, a parameter is unknown or out of range, a network or
+      the codebook is missing, or the parts do not fit each other or the target.
   """
-  entry, spec = TABLE.entry(spec), parse(spec)
-  drafter, verifier = expand(spec)
-  if entry.parts is None:
-    made = entry.build(**entry.arguments(drafter, _trees(entry, drafter), resources))
-  else:
-    first = spec.parts[0]
-    decoder = entry.build(target, **entry.arguments(first, _trees(entry, first), resources))
-    if len(spec.parts) == 1:
-      return decoder
-    made = decoder.drafter
-  accepts = VERIFIERS[verifier.name]
-  arguments = accepts.bind(verifier)
-  if accepts.codebook is not None:
-    arguments |= accepts.codebook(resources.codebook, arguments)
-  return make_decoder(target, made, accepts.build(**arguments))
+  entry, (first, *rest) = TABLE.entry(spec), parse(spec).parts
+  arguments = TABLE.arguments(spec, drafts, _trees(entry, first))
+  if not rest:
+    return entry.build(target, **arguments)
+  accepts, verifier = VERIFIERS[rest[0].name], rest[0]
+  accepting = accepts.bind(verifier)
+  if verifier.name in FROM_CODEBOOK:
+    accepting |= FROM_CODEBOOK[verifier.name](codebook, accepting)
+  return make_decoder(target, entry.build(**arguments), accepts.build(**accepting))
 
 
 def expand(spec: str | Spec) -> tuple[Call, Call]:
   """Returns drafter and verifier of a specification; raises ValueError for unknown ones."""
   entry, (first, *rest) = TABLE.entry(spec), parse(spec).parts
-  drafter, verifier = (first, Call('rejection')) if entry.parts is None else entry.parts.parts
-  verifier = rest[0] if rest else verifier
-  defaults = {name: value for name, value in VERIFIERS[verifier.name].drafter_defaults.items()
-              if name in DRAFTERS[drafter.name].parameters}
+  if rest:
+    return first, rest[0]
+  if entry.parts is None:
+    raise ValueError(f'{first.name} has no drafter and verifier; make its entry with joined().')
+  drafter, verifier = entry.parts.parts
+  # None is the default of the decoder, which may be another one than the drafter's.
   given = {name: value for name, value in first.arguments.items()
-           if value is not None or name not in entry.fixed}
-  return Call(drafter.name, {**defaults, **drafter.arguments, **given}), verifier
+           if value is not None or name not in drafter.arguments}
+  return Call(drafter.name, {**drafter.arguments, **given}), verifier
 
 
 def in_full(spec: str | Spec) -> list[tuple[str, dict[str, Any]]]:
@@ -188,19 +207,7 @@ def in_full(spec: str | Spec) -> list[tuple[str, dict[str, Any]]]:
 
 def reads_codebook(spec: str | Spec) -> bool:
   """Returns whether the verifier of a specification reads the vectors of the image tokenizer."""
-  return VERIFIERS[expand(spec)[1].name].codebook is not None
-
-
-def guarantee(decoder: Decoder) -> Guarantee:
-  """Returns how the images of a decoder relate to the target's distribution.
-
-  'seed-exact': the tokens of `vanilla(window=N)` with the same key and batch size, bit for bit in
-  any dtype, where `N` is the number of tokens of a forward pass; and those of `vanilla` up to
-  rounding. 'seed-exact up to rounding': both up to rounding, if the drafts are a tree. 'exact': the
-  target's distribution. 'bounded': neither; the mean of `Decoded.tv_bound` bounds the total
-  variation. 'biased': that is NaN.
-  """
-  return weakest([decoder.verifier], decoder.drafter.tree.is_chain)
+  return expand(spec)[1].name in FROM_CODEBOOK
 
 
 def usage(name: str) -> str:
@@ -211,47 +218,36 @@ def usage(name: str) -> str:
   return f'{name}({", ".join(f"{key}={names.get(value, value)}" for key, value in values.items())})'
 
 
-TREES: dict[str, Tree] = {
-    name: tree for name, tree in vars(trees).items() if isinstance(tree, Tree)}
-_TREE_CALLS = {build.__name__: build for build in (
-    trees.chain, trees.paths, trees.caterpillar, trees.kary, trees.branching, trees.cut)}
-
-
 def _trees(entry: Entry, part: Call) -> Converters:
-  """How a value of `part` becomes a tree, which fills the window of the part unless it has a size.
+  """How a value of `part` becomes a tree: a name, with numbers if it has any, or parents.
 
-  It is the name of a tree, with arguments if it has any, or the parents of its nodes.
+  The tree fills the window of the part unless the numbers say how large it is.
   """
   window = part.arguments.get('window', entry.defaults.get('window'))
   # An invalid window is left to `bind`, whose error names it.
   window = int(window) if isinstance(window, int | np.integer) and window >= 1 else None
 
-  def convert(name: str, value: Any) -> Any:
-    if isinstance(value, Tree):
-      return value
+  def convert(name: str, value: Any) -> Tree:
     if isinstance(value, tuple) and all(isinstance(parent, int) for parent in value):
       return Tree(value)
-    if isinstance(value, str) and value in TREES:
-      return TREES[value]
-    if value == 'auto' and window is not None and entry.tree is not None:
-      return entry.tree(window)
     call = Call(value) if isinstance(value, str) else value
-    if not isinstance(call, Call) or call.name not in _TREE_CALLS:
+    known = TREES.get(call.name) if isinstance(call, Call) else None
+    if known is None or (isinstance(known, Tree) and (call.arguments or call.positional)):
       raise ValueError(
-          f'{name} is {value!r}; it must be a tree by name ({", ".join([*TREES, *_TREE_CALLS])}; '
-          'such as EAGLE or kary(3, 3)), by the parents of its nodes, such as (-1, 0, 0), or, in a '
-          'window, auto.')
-    build = Entry(_TREE_CALLS[call.name], '')
-    if len(call.positional) > len(build.parameters):
-      raise ValueError(f'{name} is {call!r}; {call.name} has {len(build.parameters)} parameters: '
-                       f'{", ".join(build.parameters)}.')
-    arguments = dict(zip(build.parameters, call.positional))
-    if twice := sorted(arguments.keys() & call.arguments):
-      raise ValueError(f'{name} is {call!r}, which sets {twice[0]} twice; set it once.')
-    arguments |= call.arguments
-    for size in {'length', 'num_nodes'} & build.parameters.keys():
-      if window is not None:
-        arguments.setdefault(size, window - 1)
-    return build.build(**build.bind(Call(call.name, arguments), {Tree: convert}))
+          f'{name} is {value!r}; it must be a tree by name ({", ".join(TREES)}; such as EAGLE or '
+          'kary(3, 3)), or the parents of its nodes, such as (-1, 0, 0).')
+    if isinstance(known, Tree):
+      return known
+    signature = inspect.signature(known)
+    sizes = {} if window is None else {
+        'window': window, 'length': window - 1, 'num_nodes': window - 1}
+    try:
+      bound = signature.bind_partial(*call.positional, **call.arguments).arguments
+      free = {size: sizes[size] for size in sizes if size in signature.parameters}
+      arguments = signature.bind(**free | bound).arguments
+    except TypeError as error:
+      raise ValueError(f'{name} is {call!r}: {error}; {call.name} has the parameters '
+                       f'{", ".join(signature.parameters)}.') from error
+    return known(**arguments)
 
   return {Tree: convert}

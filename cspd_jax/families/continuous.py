@@ -23,8 +23,8 @@ def build(parts: Parts, family: Family, module: types.ModuleType, conditions: Co
             params, loaded.config, module.unpatchify(config, tokens)))
   return Model(
       name=parts.name, family=family.name, config=config, params=target.params,
-      grid=(config.height, config.width), engine=family.engine,
-      build_target=lambda guided: module.target(config, guided=guided), conditions=conditions,
-      tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
-      head_drafter=lambda schedule, guided: stored_rho(schedule, target.metadata, guided),
+      grid=(config.height, config.width),
+      build_target=lambda guided: module.target(config, guided=guided)._replace(
+          rho=lambda schedule: stored_rho(schedule, target.metadata, guided)),
+      conditions=conditions, tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
       metadata=target.metadata)

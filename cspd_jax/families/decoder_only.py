@@ -32,8 +32,7 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
   ends = decoder_only.ends(config)
   return Model(
       name=parts.name, family=family.name, config=config, params=loaded.params,
-      grid=(config.height, config.width), engine=family.engine,
-      build_target=functools.partial(target, config),
+      grid=(config.height, config.width), build_target=functools.partial(target, config),
       conditions=conditions, tokenizer=tokenizer, drafts=discrete(parts, target, layers, ends),
       teacher=Teacher(lambda params, *args: forward(params, config, *args), ends,
                       next(iter(family.eagle_layers)), target(config, False).forced),
@@ -103,7 +102,7 @@ LOCAL = {'local': Kind(local.LocalConfig, local.init, products=_PRODUCTS)}
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
              layers: tuple[Params, Callable[[bool], Network]], ends: Ends
              ) -> dict[str, DraftNetwork]:
-  """Returns drafts, of networks that belong together, by the keys of `core.table.SOURCES`.
+  """Returns drafts, of networks that belong together, by the keys of `Table.networks`.
 
   `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
   the target's first layers, and `guided -> ` the network that uses them.

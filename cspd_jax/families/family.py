@@ -11,14 +11,26 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax.core import guesses, naming
+from cspd_jax.core.table import Table
+from cspd_jax.decoding import specification
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind, Loaded
-from cspd_jax.generation import engines
+from cspd_jax.generation import options
 from cspd_jax.generation.cascade import Cascade
-from cspd_jax.generation.model import Model, role_of
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import role_of
 from cspd_jax.models import eagle
 from cspd_jax.text import bpe
 from cspd_jax.text.templates import Writer
+
+# What the names of options, defaults and parts of a model's prior begin with; see `Parts.prior`.
+PRIOR = 'prior_'
+
+
+def of_prior(named: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the entries that are for the prior of a model, by their names in the prior."""
+  return {name.removeprefix(PRIOR): value for name, value in named.items()
+          if name.startswith(PRIOR)}
 
 
 class Parts(NamedTuple):
@@ -99,10 +111,10 @@ class Parts(NamedTuple):
     if 'prior' not in self.loaded:
       return None
     text = {role: part for role, part in self.loaded.items() if role == 'text'}
-    loaded = text | {'target': self.loaded['prior']} | engines.of_prior(self.loaded)
-    prior = build(Parts(f'{self.name}/prior', loaded, engines.of_prior(self.defaults)))
+    loaded = text | {'target': self.loaded['prior']} | of_prior(self.loaded)
+    prior = build(Parts(f'{self.name}/prior', loaded, of_prior(self.defaults)))
     return dataclasses.replace(prior, remedy=lambda network: (
-        f'load it with {engines.PRIOR}{role_of(network)}=FOLDER'))
+        f'load it with {PRIOR}{role_of(network)}=FOLDER'))
 
 
 def is_described(loaded: Loaded) -> bool:
@@ -147,7 +159,7 @@ class Family(NamedTuple):
     text_forms: by name, readers of the tokenizer files of the part 'text'.
     prompt_writers: by name, functions from a prompt in words to token ids.
     eagle_layers: by name, forms of the layers of its EAGLE drafters.
-    engine: the engine of its models, whose sampling options `model.json` may contain.
+    table: the decoders of its models, whose sampling options `model.json` may contain.
   """
 
   name: str
@@ -158,7 +170,7 @@ class Family(NamedTuple):
   text_forms: Mapping[str, bpe.Reader] = MappingProxyType({})
   prompt_writers: Mapping[str, Writer] = MappingProxyType({})
   eagle_layers: Mapping[str, eagle.Layer] = MappingProxyType({})
-  engine: engines.Engine = engines.DISCRETE
+  table: Table = specification.TABLE
 
   @property
   def kinds(self) -> list[tuple[str, Kind]]:
@@ -179,7 +191,7 @@ class Family(NamedTuple):
 
   def trained(self, config: Any) -> list[str]:
     """Returns the networks that cspd-train trains for models whose targets have a config."""
-    if self.engine is not engines.DISCRETE:
+    if self.table is not specification.TABLE:
       return []
     sizes = self.published.networks(config)
     return [role for role in _TRAINED if role in (_TRAINED[0], *sizes)]
@@ -187,7 +199,7 @@ class Family(NamedTuple):
   def remedy(self, name: str, config: Any, network: str) -> str:
     """Returns what gives a model, by its name or folder, a network that it lacks, as advice.
 
-    `network` is a key of `core.table.SOURCES`.
+    `network` is a key of `Table.networks`.
     """
     role = role_of(network)
     if role not in self.roles:
@@ -200,10 +212,11 @@ class Family(NamedTuple):
   def check_defaults(self, defaults: Mapping[str, Any]) -> None:
     """Raises ValueError for a default that its models do not use, or of another form."""
     if 'prior' in self.roles:
-      self.engine.check_defaults(engines.of_prior(defaults))
+      options.check_defaults(self.table, of_prior(defaults))
       defaults = {name: value for name, value in defaults.items()
-                  if not name.startswith(engines.PRIOR)}
-    self.engine.check_defaults(defaults, ('contexts',) if self.prompt_writers else ())
+                  if not name.startswith(PRIOR)}
+    options.check_defaults(
+        self.table, defaults, ('contexts',) if self.prompt_writers else ())
     if not isinstance(name := defaults.get('contexts', ''), str):
       raise ValueError(f'contexts is {name!r:.80}; it must be one of '
                        f'{", ".join(self.prompt_writers)}.')

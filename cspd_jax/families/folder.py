@@ -17,16 +17,17 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.core import compilations, naming
+from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.spec import Spec
+from cspd_jax.decoding.base import Target
 from cspd_jax.families import family as family_lib
 from cspd_jax.families.model_file import FILE, read, save
 from cspd_jax.files import paths, store, weights
 from cspd_jax.files.store import CheckpointError, Loaded
 from cspd_jax.generation import defaults as defaults_lib, memory
 from cspd_jax.generation.cascade import Cascade
-from cspd_jax.generation.engines import AnyDecoder
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.same_rounding import SameRounding
+from cspd_jax.generation.parts import Kept
 from cspd_jax.models import causal
 
 # Networks that decoding of tokens does not use; they stay on one device.
@@ -131,13 +132,10 @@ def with_cache_dtype(model: Model, dtype: str) -> Model:
 
   def target(guided: bool) -> Any:
     built = model.target(guided)
-    # The functions of continuous tokens are in a field.
-    part = getattr(built, 'cached', built)
-    part = part._replace(prefill=causal.with_int8_cache(part.prefill))
-    return built._replace(cached=part) if hasattr(built, 'cached') else part
+    int8 = lambda part: part._replace(prefill=causal.with_int8_cache(part.prefill))
+    return int8(built) if isinstance(built, Target) else built._replace(cached=int8(built.cached))
 
-  return dataclasses.replace(model, build_target=target, cache_dtype=dtype, programs={},
-                             same_rounding=SameRounding())
+  return dataclasses.replace(model, build_target=target, cache_dtype=dtype, kept=Kept())
 
 
 def _network(role: str, part: Any, family: family_lib.Family, **options: Any) -> Loaded:

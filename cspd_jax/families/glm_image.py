@@ -39,8 +39,8 @@ def build(parts: Parts) -> Model:
       range(config.num_codes), FAMILY.text_forms, num_streams=1)
   model = decoder_only.build(parts, FAMILY, glm_image.logits_and_features, conditions, None)
   return dataclasses.replace(
-      model, first_cell=config.num_small, handover=Handover(
-          functools.partial(_arrays, config), glm_image.CODE_PIXELS, _ADVICE))
+      model, handover=Handover(functools.partial(_arrays, config), glm_image.CODE_PIXELS, _ADVICE,
+                               first_cell=config.num_small))
 
 
 def _arrays(config: glm_image.GlmImageConfig, tokens: np.ndarray) -> dict[str, np.ndarray]:

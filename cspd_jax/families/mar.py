@@ -3,10 +3,10 @@
 import jax
 import numpy as np
 
+from cspd_jax.continuous import specification
 from cspd_jax.families import continuous, prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
-from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import DraftNetwork
 from cspd_jax.models import kl_vae, mar
@@ -29,6 +29,6 @@ FAMILY = Family(
     name='mar',
     roles={'target': {'mar': _MAR}, 'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
            'draft': {'mar': _MAR}},
-    build=build, engine=engines.CONTINUOUS,
+    build=build, table=specification.TABLE,
     published=Published(mar.PRESETS, condition=lambda config, count: jax.ShapeDtypeStruct(
         (count,), np.int32)))

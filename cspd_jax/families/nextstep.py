@@ -4,10 +4,10 @@ import functools
 
 import numpy as np
 
+from cspd_jax.continuous import specification
 from cspd_jax.families import continuous, decoder_only, prompt_kinds
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
-from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.models import kl_vae, nextstep, transformer
 from cspd_jax.models.conditions import renumbered
@@ -33,7 +33,7 @@ FAMILY = Family(
         transformer.ORDERS, transformer.PRODUCTS)},
            'tokenizer': {'kl_vae': Kind(kl_vae.KLVAEConfig, kl_vae.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}},
-    build=build, resize=decoder_only.resize, engine=engines.CONTINUOUS,
+    build=build, resize=decoder_only.resize, table=specification.TABLE,
     published=Published(nextstep.PRESETS,
                         condition=lambda config, count: prompt_kinds.described(count)),
     # Names of control tokens.

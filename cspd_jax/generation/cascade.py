@@ -21,13 +21,13 @@ from cspd_jax.core import batches, guarantees
 from cspd_jax.core.batches import Progress
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding import prefix as prefix_lib
-from cspd_jax.generation import decode, images as images_lib, memory, prompts as prompts_lib
+from cspd_jax.generation import decode, images as images_lib, memory, pixels, prompts as prompts_lib
 from cspd_jax.generation.decode import Partial
-from cspd_jax.generation.images import Images
+from cspd_jax.generation.images import Images, fitted, fitting_images
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions
 from cspd_jax.generation.results import Generated
-from cspd_jax.generation.sampler import Sampler, fitted, fitting_images
+from cspd_jax.generation.sampler import Sampler
 
 # Between the decoders of the two models.
 SEPARATOR = '|'
@@ -170,7 +170,7 @@ class Cascade:
       raise ValueError(f'prior is {prior!r:.80}; it must be options of the prior by name, such as '
                        'prior=dict(temperature=0.9).')
     shared = {name: value for name, value in options.items()
-              if name not in self.second.engine.options}
+              if name not in self.second.table.options}
     with _named(prior):
       before = self.prior.sampler(first, batch_size=batch_size, raw_log_probs=raw_log_probs,
                                   **shared | dict(prior))
@@ -195,7 +195,7 @@ class CascadeSampler:
 
   def images(self, prompts: Any = None, *, seed: Any = 0) -> 'CascadeImages':
     """Returns the images of these prompts of the prior; see `Sampler.images`."""
-    with _named(self.first.model.engine.options):
+    with _named(self.first.model.table.options):
       first = self.first.images(prompts, seed=seed, pixels=False)
     # What the prior draws replaces these; all checks and estimates are of shapes.
     tokens = np.zeros((len(first), self.model.prior.num_tokens), np.int32)
@@ -230,7 +230,7 @@ class CascadeSampler:
     return self.first.params, self.second.params
 
   def estimate(self, images: 'CascadeImages') -> memory.Estimate:
-    """Estimates the memory that decoding needs after the prior."""
+    """memory.Estimates the memory that decoding needs after the prior."""
     return self.second.estimate(images.second)
 
   def fitting(self, images: 'CascadeImages', argument: str | None) -> int:
@@ -351,7 +351,7 @@ class CascadeImages:
   def before(self, partial: Partial) -> Partial:
     """Returns tokens of the prior as the state of the images, which have no tokens yet."""
     return dataclasses.replace(
-        partial, complete=False, next_size=self.second.sampler.model.image_size)
+        partial, complete=False, next_size=pixels.size(self.second.sampler.model))
 
 
 def in_turn(one: Any) -> tuple[Any, ...]:

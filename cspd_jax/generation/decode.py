@@ -4,16 +4,26 @@ A sampler says what is compiled; these functions run it. All of them give an ima
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import batches, compilations, progress as progress_lib, random as random_lib
+from cspd_jax.continuous import result as continuous
+from cspd_jax.core import (
+  batches,
+  compilations,
+  programs,
+  progress as progress_lib,
+  random as random_lib,
+)
 from cspd_jax.core.batches import Progress
-from cspd_jax.generation import results
+from cspd_jax.core.decoder import AnyDecoder
+from cspd_jax.decoding import continuous_batching
+from cspd_jax.generation import pixels, results
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.results import Generated
 
@@ -77,10 +87,35 @@ def in_slots(images: Images) -> Iterator[tuple[np.ndarray, Any]]:
   """Decodes in slots: a row whose image is complete starts the next one, if that saves rounds.
 
   Without drafts, every image requires the same number of rounds, and continuous tokens and several
-  devices support no slots; see `Sampler.can_refill`. Yields numbers and checked results.
+  devices support no slots; see `Sampler.refills`. Yields numbers and checked results.
   """
-  for group in images.sampler.refilled(images):
+  for group in refilled(images):
     yield group.image, images.sampler.check_result(images.pick(group.image), group.decoded)
+
+
+def refilled(images: Images) -> Iterator[continuous_batching.Finished]:
+  """Decodes images of discrete tokens in `batch_size` slots; a free one starts the next image.
+
+  Yields the images that became complete, which are not checked, as NumPy arrays.
+  """
+  sampler, size = images.sampler, images.batch_size
+  sampler.measure(images.condition, size)
+  build = lambda: continuous_batching.jitted(
+      sampler.decoder, size, sampler.text, sampler.inspect('slots', size))
+  jitted = programs.get_or_build(
+      sampler.model.kept.programs, sampler.program('slots', size), build)
+  return continuous_batching.run(
+      jitted, sampler.model.params, len(images), images.inputs, sampler.draft_params)
+
+
+def check_valid(decoder: AnyDecoder, decoded: Any, names: Sequence[str]) -> None:
+  """Raises ValueError if the model failed to decode some of the images `names`."""
+  if invalid := [name for name, is_valid in zip(names, decoded.valid) if not is_valid]:
+    shown = ', '.join(invalid[:8])
+    shown += f' and {len(invalid) - 8} more' if len(invalid) > 8 else ''
+    raise ValueError(
+        f'the model returned {decoder.failure} for {len(invalid)} of {len(names)} images '
+        f'({shown}). Look for NaN and infinity in its parameters, or load it with a wider dtype.')
 
 
 def check_stream(every: Any, options: Mapping[str, Any]) -> None:
@@ -101,7 +136,7 @@ def stream(images: Images, every: int, progress: bool = False) -> Iterator['Part
   sampler, count = images.sampler, len(images)
   model, size = sampler.model, sampler.decoder.target.num_tokens
   sampler.measure(images.condition, count)
-  start, go_on, finish = sampler.stepped(every)
+  start, go_on, finish = _stepped(sampler, every)
   condition, keys, sampling = images.inputs(np.arange(count))
   doing = lambda: f'decoding with {sampler.text}'
   with compilations.told(doing, progress):
@@ -116,6 +151,18 @@ def stream(images: Images, every: int, progress: bool = False) -> Iterator['Part
     with compilations.told(doing, progress):
       state = go_on(model.params, state, sampling, sampler.draft_params)
     progress = False  # It is compiled.
+
+
+def _stepped(sampler: Any, every: int) -> tuple[Callable[..., Any], ...]:
+  """Returns the jitted prefill, `rounds` and end of a stream, which the model keeps."""
+  decoder = sampler.decoder
+  jit = functools.partial(
+      programs.jit, short_sums=True, inspect=sampler.inspect('stream', every))
+  return programs.get_or_build(
+      sampler.model.kept.programs, sampler.program('stream', every),
+      lambda: (jit(decoder.start, label=f'the prefill of {sampler.text}'),
+               jit(rounds(decoder, every), label=sampler.text),
+               programs.jit(decoder.finish, short_sums=True)))
 
 
 def rounds(decoder: Any, every: int) -> Callable[..., Any]:
@@ -168,9 +215,9 @@ class Partial:
   @property
   def fixed(self) -> np.ndarray:
     """Which tokens are committed, bool `[B, rows, columns]`."""
-    order = getattr(self.decoded, 'order', None)
-    rank = np.arange(self.num_tokens) if order is None else np.argsort(order, axis=1)
-    return self.of.sampler.model.cells(rank < self.count[:, None])
+    in_order = not isinstance(self.decoded, continuous.Decoded)
+    rank = np.arange(self.num_tokens) if in_order else np.argsort(self.decoded.order, axis=1)
+    return pixels.cells(self.of.sampler.model, rank < self.count[:, None])
 
   @property
   def images(self) -> np.ndarray:
@@ -187,7 +234,7 @@ class Partial:
     """The round `[B, rows, columns]` that committed a token of the grid; -1 if none has yet."""
     model = self.of.sampler.model
     of_tokens = np.pad(self.decoded.round_of_token, ((0, 0), (model.prefix_length, 0)))
-    return np.where(self.fixed, model.cells(of_tokens), -1)
+    return np.where(self.fixed, pixels.cells(model, of_tokens), -1)
 
   def result(self) -> Generated:
     """Returns the complete images; raises ValueError if they are not complete yet."""

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cspd_jax import sharding
 from cspd_jax.core import batches
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.progress import duration
 from cspd_jax.files import atomic, paths, run_folder
-from cspd_jax.generation import defaults as defaults_lib, memory, stored_run
+from cspd_jax.generation import defaults as defaults_lib, memory, pixels, stored_run
 from cspd_jax.generation.results import Generated, file_name, texts_of_file
 
 NAME = 'features.npz'
@@ -116,7 +117,7 @@ class Gallery:
     sampler, size, count = self.images.sampler, self.images.batch_size, len(self.names)
     model, at_once = sampler.model, f', {size} at once' if size < count else ''
     return (f'{count} image{"s"[:count != 1]} with {sampler.text}{at_once}; model '
-            f'{model.name} on {model.where}')
+            f'{model.name} on {sharding.in_words(model.devices)}')
 
   @property
   def estimate(self) -> str:
@@ -129,7 +130,7 @@ class Gallery:
     line = (f'needs about {gigabytes(needs.needed(size))} of {whole} for caches and passes, apart '
             f'from the weights ({weights}) and the program')
     seconds = defaults_lib.seconds(
-        model.defaults.get('seconds'), model.device.device_kind, size, sampler.text)
+        model.defaults.get('seconds'), model.devices[0].device_kind, size, sampler.text)
     return line if seconds is None else (
         f'{line}, and about {duration(len(self._missing) * seconds)} as cspd-tune measured')
 
@@ -143,12 +144,12 @@ class Gallery:
       return ''
     sampler = self.images.sampler
     model, guarantee = sampler.model, sampler.guarantee
-    baseline, passes = model.engine.baseline, np.mean(self._passes)
+    baseline, passes = model.table.baseline, np.mean(self._passes)
     images = _IMAGES[guarantee].format(baseline)
     line = f'{sampler.text}: {images} ({guarantee}), in {passes:.0f} forward passes'
     if sampler.specification.parts[0].name == baseline:
       line = f'{sampler.text} ({guarantee}): {passes:.0f} forward passes'
-    if model.engine.seed_exact:
+    if model.table.seed_exact:
       fewer = f'{model.num_tokens / passes:.1f}'
       line += (f' instead of {model.num_tokens} ({fewer} times fewer)' if fewer != '1.0' else
                ', one token at a time' if passes >= model.num_tokens else
@@ -216,7 +217,7 @@ class Gallery:
     if model.tokenizer is None or model.tokenizer.codebook is None:  # Of continuous tokens.
       return
     missing = sum(not self._report.has(name) for name in self.names)
-    paths.check_space(self._report.folder, int(3 * math.prod(model.image_size) * missing * _PNG))
+    paths.check_space(self._report.folder, int(3 * math.prod(pixels.size(model)) * missing * _PNG))
 
   def _generated(self, missing: list[int], watch: Callable[[np.ndarray], None] | None
                  ) -> Iterator[tuple[list[int], Generated]]:

@@ -1,5 +1,6 @@
 """Images whose first rows the caller supplies, as tokens, as pictures or as a file."""
 
+import functools
 import os
 import pathlib
 from typing import Any
@@ -9,13 +10,15 @@ import numpy as np
 from PIL import Image, ImageOps
 
 from cspd_jax.decoding import prefix as prefix_lib
+from cspd_jax.decoding.base import Target
 from cspd_jax.files import reading
+from cspd_jax.generation import pixels
 
 
 def row_width(model: Any) -> int:
   """Returns the tokens of a row of an image; raises ValueError for models without given rows."""
   target = model.target(False)
-  if not hasattr(target, 'row_width'):
+  if not isinstance(target, Target):
     raise ValueError(f'prefix is set, but a {model.family!r} model has continuous tokens, and its '
                      'decoders support no prefix; leave it out.')
   return target.row_width
@@ -43,7 +46,7 @@ def tokens(model: Any, prefix: Any, rows: int | None, count: int) -> np.ndarray:
                      f'because an image has {num_rows} rows of tokens.')
   most = width * (num_rows // 2 if rows is None else rows)
   if isinstance(prefix, (str, os.PathLike)):
-    prefix = _picture(pathlib.Path(prefix), model.image_size)
+    prefix = _picture(pathlib.Path(prefix), pixels.size(model))
   array = np.asarray(prefix)
   if array.ndim in (3, 4) and array.shape[-1] == 3:
     result = _tokens_of_images(model, array.reshape(-1, *array.shape[-3:]))[:, :most]
@@ -77,6 +80,17 @@ def checked(model: Any, tokens: Any) -> np.ndarray:
   return prefix_lib.narrow(prefix)
 
 
+def fields(model: Any, tokens: Any) -> dict[str, Any]:
+  """Returns the fields in which `Model.with_prefix` differs; ValueError if it cannot exist."""
+  prefix = checked(model, tokens)
+  length = prefix.shape[-1]
+  return dict(
+      prefix=prefix,
+      build_target=lambda guided: prefix_lib.target(model.target(guided), length),
+      drafts={name: part._replace(build=functools.partial(part.build, prefix_length=length))
+              for name, part in model.drafts.items()})
+
+
 def condition(prefix: np.ndarray, whole: Any) -> prefix_lib.Prefixed:
   """Returns the condition `whole` of images with their prefix; ValueError for other numbers."""
   count = len(jax.tree.leaves(whole)[0])
@@ -88,10 +102,10 @@ def condition(prefix: np.ndarray, whole: Any) -> prefix_lib.Prefixed:
 
 def _tokens_of_images(model: Any, images: np.ndarray) -> np.ndarray:
   """Encodes images of a prefix `[B, H, W, 3]`, uint8 or in [-1, 1], to tokens `[B, T]`."""
-  if images.shape[1:3] != model.image_size:
+  if images.shape[1:3] != (size := pixels.size(model)):
     raise ValueError(f'prefix has images of {images.shape[1]}x{images.shape[2]} pixels; model '
-                     f'{model.name!r} generates {"x".join(map(str, model.image_size))}, so resize '
-                     'them, or pass the path of a file.')
+                     f'{model.name!r} generates {size[0]}x{size[1]}, so resize them, or '
+                     'pass the path of a file.')
   if images.dtype == np.uint8:
     images = images / np.float32(127.5) - 1
   elif not np.issubdtype(images.dtype, np.floating) or not np.abs(images).max() <= 1:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
@@ -13,7 +13,7 @@ from cspd_jax.core import batches, random as random_lib
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.files import atomic
-from cspd_jax.generation import given_rows, prompts as prompts_lib
+from cspd_jax.generation import given_rows, options, prompts as prompts_lib
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +89,7 @@ class Images:
     """The sampling options by name as plain numbers and lists, as images record them."""
     if self.sampling is self.sampler.sampling:
       return self.sampler.recorded
-    return atomic.plain(self.sampler.model.engine.named(self.sampling))
+    return atomic.plain(options.named(self.sampler.model.table, self.sampling))
 
   @property
   def names(self) -> list[str]:
@@ -114,6 +114,37 @@ def with_prefix(model: Any, prefix: Any, rows: int | None, prompts: Any) -> Any:
     return model
   return model.with_prefix(given_rows.tokens(
       model, prefix, rows, prompts_lib.count(model, prompts)))
+
+
+def fitted(images: Any) -> Any:
+  """Returns images, also of a cascade, that are decoded in batches which fit in memory.
+
+  A batch size that the caller has set, and that is too large, raises ValueError.
+  """
+  sampler = images.sampler
+  argument = None if sampler.batch_size is None else 'batch_size'
+  while (size := sampler.fitting(images, argument)) < images.batch_size:
+    images = images.with_batch_size(size)
+  return images
+
+
+def fitting_images(build: Callable[[Any], Any], count: int, batch_size: Any, most: int | None = None
+                   ) -> Any:
+  """Returns `build(size)`, images with a sampler for as many at once, for the largest that fits.
+
+  `batch_size` is the caller's, which must fit, or None; `most` is then the largest, None for all.
+  """
+  size = batch_size
+  if batch_size is None:
+    size = count if most is None else min(count, most)
+  elif isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool):
+    size = min(count, int(batch_size))
+  while True:
+    images = build(size)
+    fitting = images.sampler.fitting(images, None if batch_size is None else 'batch_size')
+    if fitting == size:
+      return images
+    size = fitting  # The default decoder may be another one for a smaller batch.
 
 
 def warn(images: Any) -> None:

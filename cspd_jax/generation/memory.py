@@ -16,11 +16,11 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.continuous import base as continuous
 from cspd_jax.core import random as random_lib
+from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.decoding.base import Condition, Params, Target
 from cspd_jax.files import matrices
-from cspd_jax.generation.engines import AnyDecoder
 
 # The part of the free memory that a batch size is chosen for. Compiled programs need up to a
 # quarter more than the estimate.
@@ -48,7 +48,7 @@ def cache_size(target: Target | continuous.Target, params: Params, condition: Co
   for. With guidance, it holds both streams.
   """
   def cache(params, condition):
-    cached = getattr(target, 'cached', target)  # A part of a target of continuous tokens.
+    cached = target if isinstance(target, Target) else target.cached
     return () if cached is None else cached.prefill(params, condition, num_slots)[-1]
 
   return size(jax.eval_shape(cache, params, condition))
@@ -168,10 +168,10 @@ def of_model(model: Any, name: Hashable, decoder: AnyDecoder, condition: Any, sa
               for tree in (condition, sampling))
   key = name, jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
                                          for leaf in jax.tree.leaves(row))
-  if key not in model.estimates:
-    model.estimates[key] = per_image(decoder, model.params, row[0], row[1], draft_params)
+  if key not in model.kept.estimates:
+    model.kept.estimates[key] = per_image(decoder, model.params, row[0], row[1], draft_params)
   groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
-  return estimate(model.estimates[key], (model.params, draft_params), model.devices,
+  return estimate(model.kept.estimates[key], (model.params, draft_params), model.devices,
                   decoder.intermediate, groups=groups, queue=queue)
 
 
@@ -182,7 +182,7 @@ def check_model(model: Any, specification: str | Spec, needs: Estimate, batch_si
   `argument` is the one that sets their number: 'batch_size' or 'prompts'.
   """
   options = []
-  if model.device.platform != 'cpu':  # Narrow parameters have wider copies there.
+  if model.devices[0].platform != 'cpu':  # Narrow parameters have wider copies there.
     loaded, cached = precision(model), has_cache(model)
     options = [option for option, helps in {
         "dtype='bfloat16'": loaded.get('dtype') == 'float32' and 'quantize' not in loaded,
@@ -190,7 +190,7 @@ def check_model(model: Any, specification: str | Spec, needs: Estimate, batch_si
         "cache_dtype='int8'": cached and 'cache_dtype' not in loaded,
         'sharding, a mesh of several devices': len(jax.devices()) > len(model.devices),
     }.items() if helps]
-  check(str(specification), needs, batch_size, argument, model.device.device_kind, options)
+  check(str(specification), needs, batch_size, argument, model.devices[0].device_kind, options)
 
 
 def precision(model: Any) -> dict[str, str]:
@@ -205,7 +205,8 @@ def precision(model: Any) -> dict[str, str]:
 
 def has_cache(model: Any) -> bool:
   """Whether the target of a `Model` caches keys and values; masked models do not."""
-  return getattr(model.target(False), 'transform', None) is None
+  target = model.target(False)
+  return isinstance(target, Target) or target.cached is not None
 
 
 def check(specification: str, needs: Estimate, batch_size: int, argument: str, device_kind: str,

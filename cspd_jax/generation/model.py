@@ -23,30 +23,30 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import guesses, progress as progress_lib
+from cspd_jax.core import guesses, programs, progress as progress_lib
 from cspd_jax.core.batches import Progress
+from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.core.spec import Spec, parse
-from cspd_jax.core.table import SOURCES, Resources
+from cspd_jax.core.spec import Spec
+from cspd_jax.core.table import Table
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.files import matrices
-from cspd_jax.generation import decode, given_rows, pixels as pixels_lib, prompts as prompts_lib
+from cspd_jax.generation import (
+  decode,
+  given_rows,
+  options as options_lib,
+  parts,
+  pixels as pixels_lib,
+  prompts as prompts_lib,
+)
 from cspd_jax.generation.decode import Partial
-from cspd_jax.generation.engines import AnyDecoder, Engine
-from cspd_jax.generation.images import Images, warn, with_prefix
+from cspd_jax.generation.images import Images, fitting_images, warn, with_prefix
 from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params, Teacher, Tokenizer
 from cspd_jax.generation.results import Generated
-from cspd_jax.generation.same_rounding import SameRounding
-from cspd_jax.generation.sampler import Sampler, fitting_images
+from cspd_jax.generation.sampler import Sampler
 
 # The samplers that a model keeps for calls of `generate`.
 _MOST_SAMPLERS = 8
-
-
-def role_of(network: str) -> str:
-  """Returns the role, in a model folder, of a network of `core.table.SOURCES`."""
-  return 'draft' if network == 'model' else network
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -62,25 +62,22 @@ class Model:
     config: the target's config.
     params: the target's parameters.
     grid: rows and columns of tokens.
-    engine: the engine with its decoders.
     build_target: `(guided) -> Target`, with or without the stream of the null condition; call
       `target`, which builds each of them once.
     conditions: the prompts that it supports.
     tokenizer: the image tokenizer; None if the model was loaded without one.
-    drafts: networks that draft or correct, by the keys of `core.table.SOURCES`.
+    drafts: networks that draft or correct, by the keys of `Table.networks`.
     defaults: default sampling options by name, and 'decoder', a specification or several by device
       and number of images.
     teacher: what its drafters are trained on; None if the family supports no trained drafters.
-    head_drafter: `(schedule, guided) -> [levels]` the blend of `exact_head`, or None;
-      continuous tokens only.
     metadata: the metadata stored with the target.
     cache_dtype: dtype of the target's keys and values, 'int8', or None for that of the parameters.
     mesh: the devices that it is divided over; None for one device.
     prefix: `[P]` or `[B, P]` the first tokens of its images; None without. See `with_prefix`.
     handover: how another program draws the pixels of its tokens; None if an image tokenizer does.
-    first_cell: number of tokens before those of the grid.
     remedy: `key of drafts -> ` what gives the model this network if it has none, as the end of a
       sentence.
+    kept: what calls leave for later ones.
   """
 
   name: str
@@ -88,31 +85,22 @@ class Model:
   config: Any
   params: Params
   grid: tuple[int, int]
-  engine: Engine
   build_target: Callable[[bool], Any]
   conditions: Conditions
   tokenizer: Tokenizer | None = None
   drafts: Mapping[str, DraftNetwork] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   teacher: Teacher | None = None
-  head_drafter: Callable[..., np.ndarray | None] | None = None
   metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   cache_dtype: str | None = None
   mesh: jax.sharding.Mesh | None = None
   prefix: np.ndarray | None = None
   handover: Handover | None = None
-  first_cell: int = 0
-  remedy: Callable[[str], str] = lambda network: f'load it with {role_of(network)}=FOLDER'
-  # Compiled programs, the newest last; see `core.programs.get_or_build`.
-  programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
-  # Bytes of an image's cache and of the rest, by decoder; see `memory.of_model`.
-  estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(
-      default_factory=dict, init=False)
-  # Whether seed-exact decoders round as their baseline does.
-  same_rounding: SameRounding = dataclasses.field(default_factory=SameRounding)
-  # What is built once: targets by `guided`, and the last samplers by their arguments.
-  _targets: dict[bool, Any] = dataclasses.field(default_factory=dict, init=False)
-  _samplers: dict[Hashable, Sampler] = dataclasses.field(default_factory=dict, init=False)
+  remedy: Callable[[str], str] = parts.load_it
+  kept: parts.Kept = dataclasses.field(default_factory=parts.Kept)
+
+  # The last samplers by their arguments.
+  _samplers = functools.cached_property(lambda self: dict[Hashable, Sampler]())
 
   def __post_init__(self):
     # Pictures, answers and figures have it, and it may be the name of a folder.
@@ -232,18 +220,14 @@ class Model:
     # A copy without samplers: one that held the model that keeps it would be a cycle, whose
     # parameters fill the device until Python collects it.
     build = lambda: Sampler.build(
-        self._sharing(), decoder, batch_size, sampling, raw_log_probs, options)
+        self._replaced(), decoder, batch_size, sampling, raw_log_probs, options)
     key = (decoder, batch_size, sampling, type(raw_log_probs), raw_log_probs,
            *((name, type(value), value) for name, value in options.items()))
     try:
       hash(key)
     except TypeError:  # Lists and arrays, with an option for every image, have no hash.
       return build()
-    sampler = self._samplers.pop(key, None)
-    self._samplers[key] = build() if sampler is None else sampler
-    while len(self._samplers) > _MOST_SAMPLERS:
-      del self._samplers[next(iter(self._samplers))]
-    return self._samplers[key]
+    return programs.get_or_build(self._samplers, key, build, _MOST_SAMPLERS)
 
   def images(self, prompts: Any = None, options: Mapping[str, Any] = MappingProxyType({}), *,
              seed: Any = 0, decoder: str | Spec | None = None, batch_size: int | None = None,
@@ -273,9 +257,15 @@ class Model:
     `guided` models run the null condition alongside the condition; without it, a decoder accepts
     the guidance scale 1 only.
     """
-    if guided not in self._targets:
-      self._targets[guided] = self.build_target(guided)
-    return self._targets[guided]
+    return self._guided if guided else self._unguided
+
+  _guided = functools.cached_property(lambda self: self.build_target(True))
+  _unguided = functools.cached_property(lambda self: self.build_target(False))
+
+  @property
+  def table(self) -> Table:
+    """The decoders of the model by name, which follow from the type of its target."""
+    return options_lib.table_of(self.target(False))
 
   @functools.cached_property
   def num_tokens(self) -> int:
@@ -285,34 +275,12 @@ class Model:
   @property
   def devices(self) -> list[Any]:
     """The JAX devices that the model runs on."""
-    if self.mesh is not None:
-      return list(self.mesh.devices.flat)
-    leaf = next(iter(jax.tree.leaves(self.params)), None)
-    return sorted(leaf.devices(), key=lambda device: device.id) if isinstance(
-        leaf, jax.Array) else jax.devices()[:1]
-
-  @property
-  def device(self) -> Any:
-    """The first of the devices."""
-    return self.devices[0]
-
-  @property
-  def where(self) -> str:
-    """The devices in words, such as `cpu` or `4 x NVIDIA H100`."""
-    count = 1 if self.mesh is None else self.mesh.size
-    return f'{count} x {self.device.device_kind}' if count > 1 else self.device.device_kind
+    return sharding.devices_of(self.params) if self.mesh is None else list(self.mesh.devices.flat)
 
   @property
   def prompts(self) -> Sequence[Any]:
     """Example prompts, such as the names of the model's classes."""
     return self.conditions.prompts
-
-  @property
-  def image_size(self) -> tuple[int, int]:
-    """Height and width of an image of discrete tokens in pixels; ValueError without a tokenizer."""
-    tokens = jax.ShapeDtypeStruct((1, self.prefix_length + self.num_tokens), np.int32)
-    _, height, width, _ = jax.eval_shape(self.pixels, tokens).shape
-    return height, width
 
   @property
   def prefix_length(self) -> int:
@@ -330,15 +298,6 @@ class Model:
       condition = self.conditions.encode(prompts_lib.listed(prompts))
     return condition if self.prefix is None else given_rows.condition(self.prefix, condition)
 
-  def cells(self, values: np.ndarray) -> np.ndarray:
-    """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
-    rows, columns = self.grid
-    values = values[:, self.first_cell:]
-    if values.shape[1] != rows * columns:
-      width = self.target(False).row_width
-      values = values[:, :rows * width].reshape(-1, rows, width)[:, :, :columns]
-    return values.reshape(-1, rows, columns)
-
   @usual_promotion
   def tokens(self, images: jax.Array) -> jax.Array:
     """Encodes images `[B, H, W, 3]` in [-1, 1] to tokens `[B, T]`, including grammar tokens.
@@ -352,14 +311,6 @@ class Model:
     """Decodes tokens `[B, T, ...]` to images `[B, H, W, 3]` in [-1, 1], if it has a tokenizer."""
     return self._decode(tokens)
 
-  def image_tokens(self, tokens: Any) -> dict[str, np.ndarray]:
-    """Returns the tokens of images `[B, T]` as the program takes them that draws their pixels.
-
-    These are arrays by name with a leading axis `B`; see `parts.Handover`. Raises ValueError for
-    models with an image tokenizer, whose `pixels` decodes them.
-    """
-    return pixels_lib.handed(self, tokens)
-
   _encode = functools.cached_property(pixels_lib.encoder)
   _decode = functools.cached_property(pixels_lib.decoder)
 
@@ -371,22 +322,12 @@ class Model:
     return np.asarray(self.tokenizer.codebook(self.tokenizer.params))
 
   def sampling(self, **options) -> SamplingParams:
-    """Returns sampling options: the arguments, else the model's defaults, else the engine's.
+    """Returns sampling options: the arguments, else the model's defaults, else the usual ones.
 
-    Values are NumPy's, so that new ones do not compile again; see `Engine.sampling`.
+    Values are NumPy's, so that new ones do not compile again. Raises ValueError for an option that
+    the model does not have, or a value that is not a number.
     """
-    return self.engine.sampling(self.defaults, options)
-
-  @usual_promotion
-  def drop_inactive(self, sampling: SamplingParams) -> SamplingParams:
-    """Returns sampling options, or rows of them, in the form that the decoders require.
-
-    Options that are off become None, so that the compiled program omits them, and positions count
-    from the end of the prefix, which excludes some: they raise ValueError.
-    """
-    if isinstance(sampling, SamplingParams):
-      sampling = prefix_lib.sampling(sampling, self.prefix_length)
-    return self.engine.drop_inactive(sampling)
+    return options_lib.sampling(self.table, self.defaults, options)
 
   def decoder(self, specification: str | Spec | None = None, *, guided: bool = True,
               batch_size: int = 1, **parameters) -> AnyDecoder:
@@ -402,32 +343,7 @@ class Model:
       ValueError: for a specification that is not supported, with the reason.
     """
     specification = self.specification(specification, batch_size=batch_size, **parameters)
-    target, drafts = self.target(guided), dict[str, Any]()
-    if reason := self.engine.unsupported(specification, target):
-      others = [name for name in self.engine.decoders
-                if self.engine.unsupported(name, target) is None]
-      raise ValueError(f'decoder is {str(specification)!r}, which cannot decode model '
-                       f'{self.name!r}: {reason}; use one of: {", ".join(others)}.')
-    if reason := self.lacks(specification):
-      raise ValueError(f'decoder is {str(specification)!r}, which {reason}.')
-    if (required := self.engine.needs(specification)) is not None:
-      drafts[required] = self.drafts[required].build(guided)
-    rho = self.head_drafter and functools.partial(self.head_drafter, guided=guided)
-    return self.engine.build(
-        specification, target, Resources(drafts, self.codebook, rho))
-
-  def lacks(self, specification: str | Spec) -> str | None:
-    """Returns which network of a decoder the model lacks and what to do; None if it lacks none."""
-    required = self.engine.needs(specification)
-    if required is None or required in self.drafts:
-      return None
-    name = parse(specification).parts[0].name
-    entry = self.engine.table.get(name)
-    others = [key for key in (entry.networks if entry else ()) if key in self.drafts]
-    own = f'{name}({next(iter(entry.parameters))}={others[0]})' if entry and others else ''
-    return (f'drafts with {SOURCES[required]}; model {self.name!r} has none: '
-            + (f'use {own}, with a network that it has, or ' if own else '')
-            + self.remedy(required))
+    return options_lib.build(self, specification, guided)
 
   def specification(self, specification: str | Spec | None = None, *, batch_size: int = 1,
                     **parameters) -> Spec:
@@ -435,9 +351,9 @@ class Model:
     if specification is None:
       if self.mesh is not None:  # Every group of devices decodes its share of the images.
         batch_size = -(-batch_size // self.mesh.shape[sharding.DATA])
-      specification = self.engine.default(
-          self.defaults.get('decoder'), self.drafts, self.device, batch_size)
-    return self.engine.specification(specification, parameters)
+      specification = options_lib.default(
+          self.table, self.defaults.get('decoder'), self.drafts, self.devices[0], batch_size)
+    return options_lib.with_parameters(self.table, specification, parameters)
 
   def with_prefix(self, tokens: Any) -> Self:
     """Returns the model of images that begin with these tokens; its decoders generate the others.
@@ -450,21 +366,13 @@ class Model:
     `given_rows.tokens` returns them for pictures. Another number of them, and models of continuous
     tokens or with a prefix, raise ValueError.
     """
-    prefix = given_rows.checked(self, tokens)
-    length = prefix.shape[-1]
-    return self._sharing(
-        prefix=prefix,
-        build_target=lambda guided: prefix_lib.target(self.target(guided), length),
-        drafts={name: part._replace(build=functools.partial(part.build, prefix_length=length))
-                for name, part in self.drafts.items()})
+    return self._replaced(**given_rows.fields(self, tokens))
 
-  def _sharing(self, **changes: Any) -> Self:
+  def _replaced(self, **changes: Any) -> Self:
     """Returns the model with other fields, which shares its programs and estimates."""
     model = dataclasses.replace(self, **changes)
-    # A frozen dataclass can share it so; the names of programs and estimates state the prefix.
-    vars(model).update(estimates=self.estimates)
     if self.tokenizer is not None:
-      vars(model).update(_decode=self._decode)
+      vars(model).update(_decode=self._decode)  # A frozen dataclass can share it so.
     return model
 
   def with_params(self, params: Params) -> Self:
@@ -475,19 +383,13 @@ class Model:
     drafts are from it. Another structure, shape or dtype than in `Model.params` raises ValueError,
     but for arrays in place of matrices in a form of `files.matrices`, which are copied into it.
     """
-    trees = [jax.eval_shape(matrices.plain, tree) for tree in (self.params, params)]
-    old, new = ({jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype))
-                 for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in trees)
-    if jax.tree.structure(trees[0]) != jax.tree.structure(trees[1]) or old != new:
-      name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), '')
-      raise ValueError(f'params{name} is {new.get(name)}, and that of model {self.name!r} is '
-                       f'{old.get(name)}; pass parameters of its structure, shapes and dtypes.')
+    parts.check_like(params, self)
     # What is compiled depends on shapes only.
-    return self._sharing(params=matrices.like(params, self.params))
+    return self._replaced(params=matrices.like(params, self.params))
 
   def draft_params(self, specification: str | Spec) -> Params:
     """Returns the `draft_params` of a specification's decoder; None if it drafts alone."""
-    required = self.engine.needs(specification)
+    required = self.table.needs(specification)
     return None if required is None else self.drafts[required].params
 
   def __repr__(self) -> str:

@@ -3,7 +3,8 @@
 In the shape descriptions, `B` is the number of images.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -12,6 +13,8 @@ import numpy as np
 from cspd_jax.core import contracts
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.files import matrices
+from cspd_jax.generation.same_rounding import SameRounding
 from cspd_jax.models.ends import Ends
 
 Params = Any
@@ -70,11 +73,13 @@ class Handover(NamedTuple):
       them.
     token_side: pixels of a cell of the grid along each side.
     advice: how pixels are drawn from a saved file, in one line.
+    first_cell: number of tokens before those of the grid.
   """
 
   arrays: Callable[[np.ndarray], dict[str, np.ndarray]]
   token_side: int
   advice: str
+  first_cell: int = 0
 
 
 class DraftNetwork(NamedTuple):
@@ -116,3 +121,40 @@ class Teacher(NamedTuple):
     """Returns the distributions of `warp.probabilities` with the target's grammar."""
     forced = contracts.forced_tokens(self, positions)
     return warp_lib.probabilities(logits, sampling, positions, forced)
+
+
+def role_of(network: str) -> str:
+  """Returns the role, in a model folder, of a network, a key of `Table.networks`."""
+  return 'draft' if network == 'model' else network
+
+
+def load_it(network: str) -> str:
+  """Returns what gives a model a network that it lacks, as the end of a sentence."""
+  return f'load it with {role_of(network)}=FOLDER'
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept:
+  """What calls of a model leave for later ones, also of copies that share its programs.
+
+  Attributes:
+    programs: compiled programs, the newest last; see `core.programs.get_or_build`. Their names, as
+      those of estimates, state the prefix.
+    estimates: bytes of an image's cache and of the rest, by decoder; see `memory.of_model`.
+    same_rounding: whether seed-exact decoders round as their baseline does.
+  """
+
+  programs: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
+  estimates: dict[Hashable, tuple[float, float]] = dataclasses.field(default_factory=dict)
+  same_rounding: SameRounding = dataclasses.field(default_factory=SameRounding)
+
+
+def check_like(params: Params, model: Any) -> None:
+  """Raises ValueError unless parameters have the structure, shapes and dtypes of a `Model`'s."""
+  trees = [jax.eval_shape(matrices.plain, tree) for tree in (model.params, params)]
+  old, new = ({jax.tree_util.keystr(path): (leaf.shape, str(leaf.dtype))
+               for path, leaf in jax.tree_util.tree_leaves_with_path(tree)} for tree in trees)
+  if jax.tree.structure(trees[0]) != jax.tree.structure(trees[1]) or old != new:
+    name = next((name for name in {**old, **new} if old.get(name) != new.get(name)), '')
+    raise ValueError(f'params{name} is {new.get(name)}, and that of model {model.name!r} is '
+                     f'{old.get(name)}; pass parameters of its structure, shapes and dtypes.')

@@ -1,4 +1,7 @@
-"""From the tokens of images to pixels and back: by the model's tokenizer, or another program."""
+"""From the tokens of images to their grid, to pixels and back.
+
+Pixels are drawn by the model's image tokenizer, or by another program.
+"""
 
 import functools
 from collections.abc import Callable
@@ -37,8 +40,35 @@ def decoder(model: Any) -> Callable[[jax.Array], jax.Array]:
 
 
 def handed(model: Any, tokens: Any) -> dict[str, np.ndarray]:
-  """Returns the tokens of images for the program that draws them; see `Model.image_tokens`."""
+  """Returns the tokens of images `[B, T]` as the program takes them that draws their pixels.
+
+  These are arrays by name with a leading axis `B`; see `parts.Handover`. Raises ValueError for
+  models with an image tokenizer, whose `pixels` decodes them.
+  """
   if model.handover is None:
     raise ValueError(f'model {model.name!r} is a {model.family!r} model, whose tokens no other '
                      'program draws; decode them with pixels.')
   return model.handover.arrays(np.asarray(tokens))
+
+
+def size(model: Any) -> tuple[int, int]:
+  """Returns height and width of an image of discrete tokens in pixels; ValueError without any."""
+  tokens = jax.ShapeDtypeStruct((1, model.prefix_length + model.num_tokens), np.int32)
+  _, height, width, _ = jax.eval_shape(model.pixels, tokens).shape
+  return height, width
+
+
+def cells(model: Any, values: np.ndarray) -> np.ndarray:
+  """Arranges values of tokens `[B, T]` as `[B, rows, columns]`, without grammar tokens."""
+  rows, columns = model.grid
+  if model.handover is not None:
+    values = values[:, model.handover.first_cell:]
+  if values.shape[1] != rows * columns:
+    width = model.target(False).row_width
+    values = values[:, :rows * width].reshape(-1, rows, width)[:, :, :columns]
+  return values.reshape(-1, rows, columns)
+
+
+def to_bytes(images: np.ndarray) -> np.ndarray:
+  """Converts images in [-1, 1] to uint8 `[B, H, W, 3]`, rounded to the nearest level."""
+  return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)

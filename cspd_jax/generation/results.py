@@ -49,7 +49,7 @@ class Generated:
     precision: the options of `cspd_jax.load` that round the model's numbers, by name: `dtype`,
       `quantize` and `cache_dtype`.
     handed: arrays `[B, ...]` by name for the program that draws the pixels; None if they are drawn
-      here. See `Model.image_tokens`.
+      here. See `pixels.handed`.
     prior: what the model's prior drew for these images; None without one.
   """
 
@@ -265,11 +265,6 @@ def _in_order(content: bytes) -> bytes:
   header = json.dumps(json.loads(content[8:8 + size]), sort_keys=True).encode()
   header += b' ' * (-len(header) % 8)
   return len(header).to_bytes(8, 'little') + header + content[8 + size:]
-
-
-def to_bytes(images: np.ndarray) -> np.ndarray:
-  """Converts images in [-1, 1] to uint8 `[B, H, W, 3]`, rounded to the nearest level."""
-  return np.clip(np.floor(np.asarray(images, np.float32) * 127.5 + 128), 0, 255).astype(np.uint8)
 
 
 def _inline(png: bytes) -> str:

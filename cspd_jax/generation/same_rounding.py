@@ -31,7 +31,7 @@ from absl import logging
 from cspd_jax import sharding
 from cspd_jax.core import kernels, programs, rows
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.decoding import rounding, specification as discrete
+from cspd_jax.decoding import rounding
 from cspd_jax.decoding.loop import Decoder, State
 from cspd_jax.files import atomic
 
@@ -101,7 +101,7 @@ class SameRounding:
 
 def _window(decoder: Any) -> int:
   """The tokens of a pass of a seed-exact decoder; 1 if nothing is to be compared."""
-  if not isinstance(decoder, Decoder) or discrete.guarantee(decoder) != Guarantee.SEED_EXACT:
+  if not isinstance(decoder, Decoder) or decoder.guarantee is not Guarantee.SEED_EXACT:
     return 1
   return decoder.drafter.tree.num_nodes + 1
 

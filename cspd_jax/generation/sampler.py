@@ -12,21 +12,24 @@ import numpy as np
 from cspd_jax import sharding
 from cspd_jax.core import batches, fields, programs as programs_lib, tracing
 from cspd_jax.core.batches import Progress
+from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import SamplingParams, is_guided
 from cspd_jax.core.spec import Spec
-from cspd_jax.decoding import continuous_batching
+from cspd_jax.core.tracing import usual_promotion
+from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
+from cspd_jax.decoding.loop import Decoder
+from cspd_jax.decoding.warp import drop_inactive
 from cspd_jax.files import atomic
 from cspd_jax.generation import (
   decode,
   memory,
+  options as options_lib,
   pixels as pixels_lib,
   prompts as prompts_lib,
-  results,
 )
 from cspd_jax.generation.decode import Partial
-from cspd_jax.generation.engines import AnyDecoder, with_raw_log_probs
-from cspd_jax.generation.images import Images, warn
+from cspd_jax.generation.images import Images, fitted, warn
 from cspd_jax.generation.results import Generated
 
 
@@ -56,7 +59,8 @@ class Sampler:
     draft_params: its drafter's parameters; None if it has none.
     guided: whether images are generated with guidance.
     sampling: the sampling options.
-    active: the sampling options as the program takes them; see `Model.drop_inactive`.
+    active: the sampling options as the program takes them: without those that are off, and with
+      positions from the end of the prefix.
     batch_size: images decoded at once; None for as many as fit in memory.
     names: specifications of the decoders that `function` contains: more than this one only in
       `measure.bench`, where decoders share a program.
@@ -86,7 +90,7 @@ class Sampler:
     check_concrete(options, sampling)
     if batch_size is not None:
       fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
-    overrides = {name: value for name, value in options.items() if name in model.engine.options}
+    overrides = {name: value for name, value in options.items() if name in model.table.options}
     parameters = {name: value for name, value in options.items() if name not in overrides}
     if sampling is None:
       sampling = model.sampling(**overrides)
@@ -98,13 +102,13 @@ class Sampler:
                        'them.')
     guided = is_guided(sampling)
     specification = model.specification(decoder, batch_size=batch_size or 1, **parameters)
-    built = with_raw_log_probs(model.decoder(specification, guided=guided), raw_log_probs)
-    built.check_sampling(sampling)  # type: ignore[arg-type]  # Both are of one engine.
+    built = _with_raw_log_probs(model.decoder(specification, guided=guided), raw_log_probs)
+    built.check_sampling(sampling)
     return cls(
         model=model, specification=specification, decoder=built,
         draft_params=model.draft_params(specification), guided=guided, sampling=sampling,
-        active=model.drop_inactive(sampling), batch_size=batch_size, names=(str(specification),),
-        function=built)
+        active=_active(sampling, model.prefix_length), batch_size=batch_size,
+        names=(str(specification),), function=built)
 
   def __call__(self, prompts: Any = None, *, seed: Any = 0, progress: Progress | bool | None = None
                ) -> Generated:
@@ -159,21 +163,21 @@ class Sampler:
   @functools.cached_property
   def recorded(self) -> dict[str, Any]:
     """The sampling options by name as plain numbers and lists, as images record them."""
-    return atomic.plain(self.model.engine.named(self.sampling))
+    return atomic.plain(options_lib.named(self.model.table, self.sampling))
 
   @property
   def guarantee(self) -> Guarantee:
     """How images relate to the model's distribution, as far as the programs so far show."""
-    differs = self.text in self.model.same_rounding.differing
+    differs = self.text in self.model.kept.same_rounding.differing
     return self._guarantee.rounded if differs else self._guarantee
-
-  @functools.cached_property
-  def _guarantee(self) -> Guarantee:
-    return self.model.engine.guarantee(self.decoder)
 
   @functools.cached_property
   def _precision(self) -> dict[str, str]:
     return memory.precision(self.model)
+
+  @functools.cached_property
+  def _guarantee(self) -> Guarantee:
+    return self.decoder.guarantee
 
   @property
   def params(self) -> Any:
@@ -187,7 +191,7 @@ class Sampler:
     return memory.of_model(
         self.model, self.program(), self.decoder, images.condition, images.active,
         self.draft_params,
-        queue=len(images) if images.slots and self.can_refill else 0)
+        queue=len(images) if images.slots and self._can_refill else 0)
 
   def fitting(self, images: Images, argument: str | None) -> int:
     """Returns the batch size, or the largest one below that fits in memory if `argument` is None.
@@ -210,41 +214,31 @@ class Sampler:
   # What is compiled.
 
   @functools.cached_property
-  def can_refill(self) -> bool:
+  def _can_refill(self) -> bool:
     """Whether a row whose image is complete can start the next one."""
     return self.model.mesh is None and continuous_batching.supports(self.decoder)
 
   def refills(self, images: Images) -> bool:
     """Whether rows that are complete start the next image, because that saves rounds."""
-    return len(images) > images.batch_size > 1 and images.slots and self.can_refill
+    return len(images) > images.batch_size > 1 and images.slots and self._can_refill
 
   def program(self, *mode: Any) -> ProgramKey:
     """Returns the name of a program of the decoder."""
     return ProgramKey(self.names, self.guided, self.model.prefix_length,
-                      getattr(self.decoder, 'raw_log_probs', False), mode)
+                      self.decoder.raw_log_probs, mode)
 
   def jitted(self) -> Callable[..., Any]:
     """Returns the jitted `function`, which the model keeps."""
     mesh = self.model.mesh
     more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
-    return programs_lib.get_or_build(self.model, self.program(), lambda: programs_lib.jit(
+    build = lambda: programs_lib.jit(
         self.function if mesh is None else sharding.over_images(self.function, mesh),
-        label=f'{self.names[0]}{more}', short_sums=True, inspect=self.inspect()))
-
-  def stepped(self, every: int) -> tuple[Callable[..., Any], ...]:
-    """Returns the jitted prefill, `decode.rounds` and end of a stream, which the model keeps."""
-    decoder = self.decoder
-    jit = functools.partial(
-        programs_lib.jit, short_sums=True, inspect=self.inspect('stream', every))
-    return programs_lib.get_or_build(
-        self.model, self.program('stream', every),
-        lambda: (jit(decoder.start, label=f'the prefill of {self.text}'),
-                 jit(decode.rounds(decoder, every), label=self.text),
-                 programs_lib.jit(decoder.finish, short_sums=True)))
+        label=f'{self.names[0]}{more}', short_sums=True, inspect=self.inspect())
+    return programs_lib.get_or_build(self.model.kept.programs, self.program(), build)
 
   def inspect(self, *mode: Any) -> programs_lib.Inspect | None:
     """Returns what compares the kernels of a program with those of the baseline, or None."""
-    return self.model.same_rounding.inspect(
+    return self.model.kept.same_rounding.inspect(
         self.decoder, self.text, self.program(*mode)._replace(decoders=()))
 
   def measure(self, condition: Any, count: int) -> None:
@@ -257,7 +251,7 @@ class Sampler:
     shapes = count, *(np.shape(leaf)[1:] for leaf in jax.tree.leaves(condition))
     if shapes not in self._measured:
       model = self.model
-      model.same_rounding.measure(
+      model.kept.same_rounding.measure(
           self.decoder, self.text, (self.guided, model.prefix_length), model.params,
           batches.select(condition, np.zeros(count, int)), model.mesh)
       self._measured.add(shapes)
@@ -302,26 +296,12 @@ class Sampler:
     groups = 1 if mesh is None else mesh.shape[sharding.DATA]
     return batches.padded(index, -(-len(index) // groups) * groups)
 
-  def refilled(self, images: Images) -> Iterator[continuous_batching.Finished]:
-    """Decodes images of discrete tokens in `batch_size` slots; a free one starts the next image.
-
-    Yields the images that became complete, which are not checked, as NumPy arrays.
-    """
-    decoder: Any = self.decoder
-    size = images.batch_size
-    self.measure(images.condition, size)
-    jitted = programs_lib.get_or_build(
-        self.model, self.program('slots', size), lambda: continuous_batching.jitted(
-            decoder, size, self.text, self.inspect('slots', size)))
-    return continuous_batching.run(
-        jitted, self.model.params, len(images), images.inputs, self.draft_params)
-
   # What becomes of the tokens.
 
   def check_result(self, images: Images, decoded: Any) -> Any:
     """Returns the decoder's result; raises ValueError, by title and seed, for invalid images."""
     if not np.all(decoded.valid):
-      self.model.engine.check_result(decoded, images.names)
+      decode.check_valid(self.decoder, decoded, images.names)
     return decoded
 
   def result(self, images: Images, decoded: Any) -> Generated:
@@ -344,11 +324,11 @@ class Sampler:
                                for i in range(len(tokens))])
       handed = None
     else:
-      pixels, handed = np.zeros((len(tokens), 0, 0, 3), np.uint8), model.image_tokens(tokens)
+      pixels, handed = np.zeros((len(tokens), 0, 0, 3), np.uint8), pixels_lib.handed(model, tokens)
     is_class = getattr(condition, 'ndim', 0) == 1 and np.issubdtype(condition.dtype, np.integer)
     return Generated(
         images=pixels, handed=handed, decoded=decoded, tokens=tokens,
-        round_of_cell=model.cells(fixed), prefix_length=length, prompts=images.titles,
+        round_of_cell=pixels_lib.cells(model, fixed), prefix_length=length, prompts=images.titles,
         seeds=images.seeds, decoder=self.text, guarantee=self.guarantee,
         sampling=images.recorded, model=model.name, grid=model.grid,
         precision=self._precision, labels=condition.tolist() if is_class else None,
@@ -358,35 +338,20 @@ class Sampler:
     return f'Sampler({self.text!r}, {self.model!r})'
 
 
-def fitted(images: Any) -> Any:
-  """Returns images, also of a cascade, that are decoded in batches which fit in memory.
-
-  A batch size that the caller has set, and that is too large, raises ValueError.
-  """
-  sampler = images.sampler
-  argument = None if sampler.batch_size is None else 'batch_size'
-  while (size := sampler.fitting(images, argument)) < images.batch_size:
-    images = images.with_batch_size(size)
-  return images
+@usual_promotion
+def _active(sampling: SamplingParams, prefix_length: int) -> SamplingParams:
+  """Returns sampling options as programs take them; ValueError if a prefix excludes them."""
+  return drop_inactive(prefix_lib.sampling(sampling, prefix_length))
 
 
-def fitting_images(build: Callable[[Any], Any], count: int, batch_size: Any, most: int | None = None
-                   ) -> Any:
-  """Returns `build(size)`, images with a sampler for as many at once, for the largest that fits.
-
-  `batch_size` is the caller's, which must fit, or None; `most` is then the largest, None for all.
-  """
-  size = batch_size
-  if batch_size is None:
-    size = count if most is None else min(count, most)
-  elif isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool):
-    size = min(count, int(batch_size))
-  while True:
-    images = build(size)
-    fitting = images.sampler.fitting(images, None if batch_size is None else 'batch_size')
-    if fitting == size:
-      return images
-    size = fitting  # The default decoder may be another one for a smaller batch.
+def _with_raw_log_probs(decoder: AnyDecoder, value: Any) -> AnyDecoder:
+  """Returns a decoder whose result has `raw_log_probs` if `value`, True or False, is True."""
+  if value is False:
+    return decoder
+  if value is not True or not isinstance(decoder, Decoder):
+    raise ValueError(f'raw_log_probs is {value!r:.80}; it must be True or False, and False for '
+                     'models of continuous tokens, which have no log-probabilities.')
+  return dataclasses.replace(decoder, raw_log_probs=True)
 
 
 def check_concrete(*values: Any) -> None:
@@ -402,4 +367,4 @@ def _bytes(images: Images, index: int, pixels: np.ndarray) -> np.ndarray:
   if not np.isfinite(pixels).all():
     raise ValueError(f'The image tokenizer returned NaN or infinity for {images.names[index]}; '
                      "load the model with another dtype, such as dtype='float32'.")
-  return results.to_bytes(pixels)
+  return pixels_lib.to_bytes(pixels)

@@ -23,6 +23,7 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.base import Decoded
+from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation import memory
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.images import Images
@@ -80,7 +81,7 @@ class Runner:
     self.model, self.images = model, dict[int, Images]()
     self.specification = model.specification(decoder, batch_size=num_slots)
     built: Any = model.decoder(self.specification)
-    if not model.engine.joins:
+    if not isinstance(built, Decoder):
       raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                        'others; use Model.generate.')
     self._size, self._prompt_length = num_slots, prompt_length
@@ -91,9 +92,9 @@ class Runner:
     self._draft_params = model.draft_params(self.specification)
     self._program = ProgramKey((str(self.specification),), True, model.prefix_length, False)
     self._jitted = programs.get_or_build(
-        model, self._program._replace(mode=('slots', num_slots)),
+        model.kept.programs, self._program._replace(mode=('slots', num_slots)),
         lambda: continuous_batching.jitted(
-            built, num_slots, str(self.specification), model.same_rounding.inspect(
+            built, num_slots, str(self.specification), model.kept.same_rounding.inspect(
                 built, str(self.specification),
                 self._program._replace(decoders=(), mode=('slots', num_slots)))))
 
@@ -131,7 +132,7 @@ class Runner:
                                         np.bool_(True))
       params = self.model.params
       if self._slots is None:
-        self.model.same_rounding.measure(
+        self.model.kept.same_rounding.measure(
             self._jitted.batcher.decoder, str(self.specification), (True, self.model.prefix_length),
             params, batches.select(queue.condition, np.zeros(self._size, int)))
         self._slots = self._jitted.idle(params, queue, self._draft_params)
@@ -204,7 +205,7 @@ class Runner:
     """Returns condition, key and options of an image, with a leading axis of size 1."""
     sampler, own = image.sampler, self._program
     program, model = sampler.program()._replace(guided=True), sampler.model
-    ours = model.params is self.model.params and model.programs is self.model.programs
+    ours = model.params is self.model.params and model.kept is self.model.kept
     if (program, len(image), ours) != (own, 1, True):
       raise ValueError(f'a record is of {len(image)} images by {sampler.specification} with a '
                        f'prefix of {program.prefix_length} tokens; it must be of 1 image by '

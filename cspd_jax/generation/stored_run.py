@@ -16,7 +16,7 @@ import numpy as np
 from cspd_jax.core import batches
 from cspd_jax.decoding import specification as specification_lib
 from cspd_jax.files import atomic, matrices, run_folder
-from cspd_jax.generation import cascade, decode as decode_lib
+from cspd_jax.generation import cascade, decode as decode_lib, options
 from cspd_jax.generation.images import Images
 
 
@@ -84,7 +84,7 @@ def settings(images: Any) -> dict[str, Any]:
       grid=list(model.grid), config=digest_of(repr(model.config)),
       decoder=str(sampler.specification), draft_parameters=fingerprint(sampler.draft_params),
       codebook=fingerprint(model.codebook) if reads_codebook else None,
-      sampling=atomic.plain(model.engine.named(images.sampling)),
+      sampling=atomic.plain(options.named(model.table, images.sampling)),
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),
       # Features of words may differ in their last bits when the network is compiled again.

@@ -22,9 +22,8 @@ from cspd_jax.decoding import continuous_batching, specification as discrete
 from cspd_jax.decoding.base import Verifier
 from cspd_jax.decoding.loop import Decoder, make_decoder
 from cspd_jax.generation import decode
-from cspd_jax.generation.images import Images
+from cspd_jax.generation.images import Images, fitted
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.sampler import fitted
 from cspd_jax.metrics.base import Sample
 
 
@@ -53,7 +52,7 @@ class Bench:
   @property
   def baseline(self) -> str:
     """The decoder that all others are compared with."""
-    return self.model.engine.baseline
+    return self.model.table.baseline
 
   def text(self, specification: Any) -> str:
     """Returns the canonical text of a specification; raises ValueError if it has another form."""
@@ -171,8 +170,8 @@ class Bench:
     # A few images may need fewer slots than all of them.
     few = dataclasses.replace(
         images.pick(range(min(len(images), batch_size))), batch_size=images.batch_size)
-    list(few.sampler.refilled(few))
-    return lambda: list(images.sampler.refilled(images))
+    list(decode.refilled(few))
+    return lambda: list(decode.refilled(images))
 
   def _decode(self, images: Images) -> Sample:
     self._compile(images)
@@ -183,7 +182,7 @@ class Bench:
     """Compiles the program of images unless this bench has; returns whether it did."""
     program = images.sampler.program()
     name = program, images.batch_size, jax.tree.structure(images.active)
-    if name in self._compiled and program in self.model.programs:
+    if name in self._compiled and program in self.model.kept.programs:
       return False
     self.seconds += images.sampler.compile(images, images.batch_size)
     self._compiled.add(name)
@@ -192,7 +191,7 @@ class Bench:
   def _members(self, text: str, guided: bool) -> tuple[str, ...]:
     def common(member):
       decoder = self.decoder(member, guided)
-      if not hasattr(decoder, 'verifier'):  # Of continuous tokens.
+      if not isinstance(decoder, Decoder):  # Of continuous tokens.
         return member
       drafter, verifier = discrete.expand(member)
       # Only `match` returns `Verdict.samples`, from which a window continues.

@@ -33,11 +33,12 @@ class Reference(NamedTuple):
   noise: Mapping[str, tuple[float, float]] = types.MappingProxyType({})
 
 
-def choose(engine: str, names: Sequence[str] | None = None) -> tuple[Metric, ...]:
-  """Returns the metrics with these names, None for all of the engine; another name raises
-  ValueError.
+def choose(tokens: str, names: Sequence[str] | None = None) -> tuple[Metric, ...]:
+  """Returns the metrics with these names, None for all of this kind of tokens.
+
+  Another name raises ValueError.
   """
-  supported = {metric.name: metric for metric in metrics_lib.select(engine)}
+  supported = {metric.name: metric for metric in metrics_lib.select(tokens)}
   if names is None:
     return tuple(supported.values())
   for name in names:

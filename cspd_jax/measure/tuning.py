@@ -29,6 +29,7 @@ from cspd_jax.core import programs
 from cspd_jax.core.batches import concatenated
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.decoding.tree import chain
+from cspd_jax.generation import decode
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import acceptance
@@ -221,7 +222,7 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> TimedRun:
     turns |= {('pace', number): pace.run, ('decoder', number): functools.partial(run, number)}
   timed = {name: times.median for name, times in timing.measure(turns, 1, warmup=0).items()}
   decoded = concatenated(jax.device_get([results[number] for number in range(batches)]))
-  bench.model.engine.check_result(decoded, [
+  decode.check_valid(bench.check(text), decoded, [
       f'number {number}' for number in range(len(decoded.rounds))])
   rounds = decoded.rounds.reshape(batches, batch_size).max(axis=1)
   seconds = [timed['decoder', number] / timed['pace', number] / rounds[number]

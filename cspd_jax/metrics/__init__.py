@@ -11,14 +11,14 @@ METRICS = (
     *acceptance.DISCRETE, *acceptance.CONTINUOUS, likelihood.NLL, likelihood.NLL_DIFFERENCE,
     likelihood.NLL_EXCESS, likelihood.UNIGRAM_DISTANCE, image_scores.FRECHET)
 
-# The main metric of each engine, which bar charts and curves show.
+# The main metric of each kind of tokens, which bar charts and curves show.
 MAIN = {'discrete': acceptance.STEP_COMPRESSION, 'continuous': acceptance.HEAD_CALLS}
 
 
-def select(engine: str, *groups: str) -> tuple[Metric, ...]:
-  """Returns the metrics that apply to an engine's decoders, of some groups or all."""
+def select(tokens: str, *groups: str) -> tuple[Metric, ...]:
+  """Returns the metrics of decoders of 'discrete' or 'continuous' tokens, of some groups or all."""
   return tuple(metric for metric in METRICS
-               if engine in metric.engines and (not groups or metric.group in groups))
+               if tokens in metric.tokens and (not groups or metric.group in groups))
 
 
 __all__ = (

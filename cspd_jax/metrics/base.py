@@ -96,7 +96,7 @@ class Metric(NamedTuple):
     heading: short heading of its column in tables.
     form: format of the mean, such as '{:.2f}x'.
     measure: `(sample, model) -> Value`.
-    engines: names of the engines whose decoders it applies to.
+    tokens: the kinds of tokens whose decoders it applies to, 'discrete' or 'continuous'.
     group: 'work' for the cost of a decode; 'bound' for a bound on the change of the distribution;
       'fidelity' for a measured change, which requires networks or reference images.
     meaning: a definition in one line.
@@ -109,7 +109,7 @@ class Metric(NamedTuple):
   heading: str
   form: str
   measure: Callable[[Sample, Model], Value]
-  engines: tuple[str, ...] = ('discrete',)
+  tokens: tuple[str, ...] = ('discrete',)
   group: str = 'work'
   meaning: str = ''
   phrase: str = ''

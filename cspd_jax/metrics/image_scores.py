@@ -160,7 +160,7 @@ def sample_features(sample: base.Sample, model: Model) -> np.ndarray | None:
   if tokenizer is None or tokenizer.features is None:
     return None
   decode, encode = tokenizer.decode, tokenizer.features
-  run = programs.get_or_build(model, 'features', lambda: programs.jit(
+  run = programs.get_or_build(model.kept.programs, 'features', lambda: programs.jit(
       lambda params, tokens: encode(params, decode(params, tokens))))
   return sample.once('features', lambda: sample.batched(
       lambda condition, tokens, sampling: run(tokenizer.params, tokens)))

@@ -121,7 +121,7 @@ def measured(sample: base.Sample, model: Model) -> Likelihood:
   """Returns the likelihood of a sample's images, `[N]` NumPy arrays, cached by the sample."""
   guided = is_guided(sample.sampling)
   target = model.target(guided=guided)
-  run = programs.get_or_build(model, ('likelihood', guided), lambda: programs.jit(
+  run = programs.get_or_build(model.kept.programs, ('likelihood', guided), lambda: programs.jit(
       lambda *arguments: likelihood(target, *arguments), label='the likelihood'))
   return sample.once('likelihood', lambda: sample.batched(
       lambda condition, tokens, sampling: run(model.params, condition, tokens, sampling)))

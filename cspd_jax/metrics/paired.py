@@ -19,11 +19,11 @@ _LUMA = np.array([.299, .587, .114])  # Rec. 601 luma of red, green and blue.
 
 
 class Statistic(NamedTuple):
-  """A number of every image, `(sample, model) -> [N]`, of some engines, with title and meaning."""
+  """A number of every image, `(sample, model) -> [N]`, with title, kinds of tokens and meaning."""
 
   title: str
   measure: Callable[[base.Sample, Model], np.ndarray]
-  engines: tuple[str, ...]
+  tokens: tuple[str, ...]
   meaning: str
   of_captions: bool = False
 
@@ -56,13 +56,13 @@ def difference(values: np.ndarray, baseline: np.ndarray, captions: Sequence[str]
 
 def differences(sample: base.Sample, baseline: base.Sample, model: Model,
                 names: Collection[str] | None = None) -> dict[str, Difference]:
-  """Returns the difference of every statistic of the model's engine, by name.
+  """Returns the difference of every statistic of the model's kind of tokens, by name.
 
   Both have the same conditions and seeds; `names` are keys of `STATISTICS`, None for all.
   """
   return {name: difference(statistic.measure(sample, model), statistic.measure(baseline, model),
                            sample.captions if statistic.of_captions else None)
-          for name, statistic in STATISTICS.items() if model.engine.name in statistic.engines
+          for name, statistic in STATISTICS.items() if model.table.tokens in statistic.tokens
           and (names is None or name in names)
           and (sample.captions is not None or not statistic.of_captions)}
 

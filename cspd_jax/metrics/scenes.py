@@ -22,8 +22,8 @@ import numpy as np
 from PIL import Image
 
 from cspd_jax.files import npz
+from cspd_jax.generation import pixels
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.results import to_bytes
 from cspd_jax.metrics import base, layouts, requests
 from cspd_jax.metrics.base import Metric, Sample, Value
 from cspd_jax.metrics.requests import SceneRequest
@@ -319,7 +319,7 @@ def _marks_of_sample(sample: Sample, model: Model) -> dict[str, np.ndarray]:
   """The marks of a sample by kind, as `score` returns them; computed once."""
   assert sample.captions is not None
   captions = sample.captions
-  return sample.once('asked', lambda: score(to_bytes(sample.images(model)), captions))
+  return sample.once('asked', lambda: score(pixels.to_bytes(sample.images(model)), captions))
 
 
 def scores(images: Sequence[layouts.StoredImages], batch_size: int,
@@ -364,12 +364,12 @@ def shares_of_passes(rounds: np.ndarray) -> np.ndarray:
 
 def _ground(sample: Sample, model: Model) -> np.ndarray:
   """Returns the tokens of a sample that are ground, `[N, rows, columns]` bool; computed once."""
-  return sample.once('ground', lambda: is_ground(to_bytes(sample.images(model)), model.grid))
+  return sample.once('ground', lambda: is_ground(pixels.to_bytes(sample.images(model)), model.grid))
 
 
 def _per_pass(sample: Sample, model: Model, of_ground: bool) -> Value:
   """Returns tokens per forward pass of the tokens that are ground, or of those that are not."""
-  shares = model.cells(shares_of_passes(np.asarray(sample.decoded.round_of_token)))
+  shares = pixels.cells(model, shares_of_passes(np.asarray(sample.decoded.round_of_token)))
   chosen = _ground(sample, model) == of_ground
   return base.ratio(chosen.sum(axis=(1, 2)), (chosen * shares).sum(axis=(1, 2)))
 

@@ -126,7 +126,7 @@ def request(served: Served, most_images: int) -> dict[str, Any]:
 def _decoders(served: Served) -> list[str]:
   """The names of the decoders, the default first, and those that mean one of them."""
   names = [*served.decoders]
-  for name in served.model.engine.table:
+  for name in served.model.table.decoders:
     with contextlib.suppress(ValueError):
       served.decoder(name)
       names.append(name)

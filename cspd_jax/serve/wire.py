@@ -20,6 +20,7 @@ from PIL import Image
 from cspd_jax.core import fields, guesses, naming, progress, sampling
 from cspd_jax.decoding import specification
 from cspd_jax.files import reading
+from cspd_jax.generation import pixels
 from cspd_jax.generation.cascade import Cascade, in_turn
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.model import Model
@@ -97,12 +98,12 @@ class Served:
   @property
   def options(self) -> tuple[str, ...]:
     """The names of the sampling options."""
-    return self.model.engine.options
+    return self.model.table.options
 
   @property
   def options_of_prior(self) -> tuple[str, ...]:
     """The names of the sampling options of the prior, if there is one."""
-    return self.model.prior.engine.options if isinstance(self.model, Cascade) else ()
+    return self.model.prior.table.options if isinstance(self.model, Cascade) else ()
 
   def description(self, name: str) -> dict[str, Any]:
     """Returns the model in the list of models, by one of its names; `root` is its own."""
@@ -222,12 +223,12 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
   if wrong := [name for name in names if name != progress.unicode(name)]:
     raise ValueError(f'served_model_name holds {wrong[0]!r:.80}, which is not Unicode text; no '
                      'request can name it, so leave it out.')
-  if not model.engine.joins:
+  if model.table.tokens != 'discrete':
     raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                      'others that are being decoded; serve a model of discrete tokens.')
   samplers = {text: model.sampler(text, batch_size=1) for text in decoders}
   specs = {text: sampler.text for text, sampler in samplers.items()}
-  height, width = model.image_size
+  height, width = pixels.size(model)
   return Served(model, names, specs, samplers, f'{width}x{height}', int(time.time()), lenient)
 
 

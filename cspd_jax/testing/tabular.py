@@ -222,7 +222,7 @@ def heads(target: Target, num_heads: int) -> Heads:
 
 
 def drafts(target: Target, small: Target, num_heads: int = 2) -> dict[str, Any]:
-  """The parts that draft for a tabular target, by the keys of `core.table.SOURCES`.
+  """The parts that draft for a tabular target, by the keys of `Table.networks`.
 
   `small` is a tabular model over the same sequences, which drafts and corrects. Their
   `draft_params` are a table of the target's shape; for the heads, `num_heads` stacked tables.

@@ -23,6 +23,7 @@ from absl import logging
 from cspd_jax.core import batches
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import warp
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import atomic, matrices, npz, run_folder
 from cspd_jax.generation import memory, stored_run
@@ -273,7 +274,7 @@ def lessons(recipe: CorrectorRecipe, model: Model, workdir: pathlib.Path) -> Les
     images = *_plain_images(recipe, model, workdir), functools.partial(batches.select, of_prompts)
   return Lessons(
       model.params, drafter_lib.teacher(model),
-      model.engine.drop_inactive(samples.sampling(recipe, model)), windows,
+      warp.drop_inactive(samples.sampling(recipe, model)), windows,
       {split: batches.select(of_prompts, indices) for split, (_, indices) in splits.items()},
       images)
 

@@ -307,7 +307,7 @@ def teacher(model: Model) -> Teacher:
     raise ValueError(
         f'target is {model.name!r}, a {model.family!r} model, and this family has no teacher, from '
         'which drafters learn; ' + (
-            'give its Model a families.Teacher.' if model.engine.name == 'discrete' else
+            'give its Model a families.Teacher.' if model.table.tokens == 'discrete' else
             'use a model of discrete tokens.'))
   return model.teacher
 
@@ -338,7 +338,7 @@ def train(recipe: DrafterRecipe, model: Model, workdir: pathlib.Path
   with_conditions = lambda batch: (batch[0], batches.select(conditions, batch[1]))
   config, train_config, target = recipe.drafter, recipe.train, teacher(model)
   optimizer = train_config.optimizer
-  sampling = model.engine.drop_inactive(samples.sampling(recipe, model))
+  sampling = warp_lib.drop_inactive(samples.sampling(recipe, model))
   evaluate = evaluation(
       model.params, lambda params, frozen, batch: measure(
           params, frozen, batch, config, target, sampling, recipe.num_depths),

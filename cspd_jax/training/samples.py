@@ -15,10 +15,9 @@ from cspd_jax.core.sampling import SamplingFlags, SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.base import Decoded
 from cspd_jax.files import atomic, npz, output, reading
-from cspd_jax.generation import prompts as prompts_lib, stored_run
-from cspd_jax.generation.images import Images
+from cspd_jax.generation import options, prompts as prompts_lib, stored_run
+from cspd_jax.generation.images import Images, fitted
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.sampler import fitted
 from cspd_jax.training.optimizer import OptimizerConfig
 
 _BATCH = 64  # The most images per batch.
@@ -118,12 +117,13 @@ def _exact_default(model: Model, batch_size: int) -> Spec:
   """The model's default decoder if it is exact, or else one that is."""
   default = model.specification(batch_size=batch_size)
   try:
-    guarantee = model.engine.guarantee(model.decoder(default))
+    guarantee = model.decoder(default).guarantee
   except ValueError:  # Its window is longer than the image.
     return model.specification('vanilla')
   if guarantee.is_exact:
     return default
-  return model.specification(model.engine.default(None, {}, model.device, batch_size))
+  return model.specification(options.default(
+      model.table, None, (), model.devices[0], batch_size))
 
 
 def images(model: Model, prompts: Sequence[Any], count: int, sampling: Any, *, seed: Any,

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import jax
 
 from cspd_jax.core import fields, random, spec as spec_lib
+from cspd_jax.decoding import warp
 from cspd_jax.families import FAMILIES
 from cspd_jax.files import reading
 from cspd_jax.generation.model import Model
@@ -139,7 +140,7 @@ def decode(model: Model, specification: Any, batch: int, guided: bool, condition
   """
   decoder = model.decoder(specification, guided=guided)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
-               model.engine.drop_inactive(model.sampling()), model.draft_params(specification)]
+               warp.drop_inactive(model.sampling()), model.draft_params(specification)]
   program = devices.compiled(decoder, arguments, device, FAMILIES[model.family].target.orders)
   arguments[2] = random.row_keys(arguments[2], batch)
   start = jax.eval_shape(decoder.start, *arguments)

@@ -174,7 +174,7 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
             graphs: str | None = None) -> TimedRound:
   """Compiles rounds that start when half of the image is complete.
 
-  The sampling options are those of `Engine.settled`. `graphs` is the unit that becomes one CUDA
+  The sampling options are those of `warp.drop_inactive`. `graphs` is the unit that becomes one CUDA
   graph.
   """
   batch = jax.tree.leaves(condition)[0].shape[0]

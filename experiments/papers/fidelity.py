@@ -90,7 +90,7 @@ def score(bench: Bench, reference: Callable[[], Sample], decoder: str) -> dict[s
                       for sample in (bench.sample(decoder), reference()))
   precision, recall = image_scores.precision_recall(values, expected)
   return dict(frechet=image_scores.distance(*map(image_scores.gaussian, (values, expected))),
-              precision=precision, recall=recall, device=bench.model.device.platform)
+              precision=precision, recall=recall, device=bench.model.devices[0].platform)
 
 
 @cli.command(Config, kept='measured rows are kept')
@@ -118,7 +118,7 @@ def main(config: Config) -> None:
   resumes, entries = bool(report.names('row')), list[dict[str, Any]]()
   for row in rows:
     decoder, *options = name = setting(row)
-    draft = model.engine.needs(decoder)
+    draft = model.table.needs(decoder)
     entries.append(dict(zip(('decoder', 'temperature', 'top_k'), name)) | report.measured(
         'row', repr((*name, draft and weights[draft])), functools.partial(
             score, benches[*options], references[*options], decoder)))

@@ -30,7 +30,6 @@ from typing import Any
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
-from cspd_jax.decoding import specification as discrete
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import stored_run
@@ -103,7 +102,7 @@ class Lab:
     """Returns the images with the sampling options of a row."""
     name = row.temperature, row.top_k
     if name not in self._benches:
-      has_top_k = 'top_k' in self.model.engine.options and row.top_k is not None
+      has_top_k = 'top_k' in self.model.table.options and row.top_k is not None
       top_k = dict(top_k=row.top_k) if has_top_k else {}
       self._benches[name] = self._config.bench(
           self.model, captions=self._captions, temperature=row.temperature, **top_k)
@@ -111,11 +110,11 @@ class Lab:
 
   def lacks(self, row: Row) -> str | None:
     """Returns why a decoder does not fit the model at all, such as a network that it lacks."""
-    engine = self.model.engine
-    needed = engine.needs(row.decoder)
+    table = self.model.table
+    needed = table.needs(row.decoder)
     if needed not in (None, *self.model.drafts):
-      return f'needs {discrete.SOURCES[needed]}, which {self.model.name} does not have'
-    return engine.unsupported(row.decoder, self.model.target(guided=False))
+      return f'needs {table.networks[needed]}, which {self.model.name} does not have'
+    return table.refuses(row.decoder, self.model.target(guided=False))
 
   def settings(self) -> dict[str, Any]:
     """Returns what determines the measurement of every row."""
@@ -129,22 +128,22 @@ class Lab:
 
   def name(self, row: Row) -> str:
     """Identifies the measurement of a row among those with the same settings."""
-    draft = self.model.engine.needs(row.decoder)
+    draft = self.model.table.needs(row.decoder)
     return repr((self.bench(row).text(row.decoder), row.temperature, row.top_k, row.metrics,
                  draft and self.weights[draft]))
 
   def measure(self, row: Row) -> dict[str, Any]:
     """Measures a row."""
     # Without chance there is no entropy to compare with, and continuous tokens have densities.
-    engine = self.model.engine.name
-    priced = self.model.engine.seed_exact and row.temperature > 0
+    tokens = self.model.table.tokens
+    priced = self.model.table.seed_exact and row.temperature > 0
     # A row states its own metrics, those included that tables of several decoders omit.
-    stated = [metric._replace(tabled=True) for metric in measurements.choose(engine, row.metrics)]
-    price = measurements.choose(engine, ['nll_excess'] * priced)
+    stated = [metric._replace(tabled=True) for metric in measurements.choose(tokens, row.metrics)]
+    price = measurements.choose(tokens, ['nll_excess'] * priced)
     bench = self.bench(row)
     baseline = bench.sample(bench.baseline)
     measured = next(measurements.each(
-        bench, [row.decoder], [*metrics_lib.select(engine, 'work'), *stated, *price],
+        bench, [row.decoder], [*metrics_lib.select(tokens, 'work'), *stated, *price],
         measurements.Reference(baseline)))
     figures, sample = measured.figures, measured.sample
     if sample.captions is not None:
@@ -158,7 +157,7 @@ class Lab:
 
   def draw(self, path: Any, entries: list[dict[str, Any]], rows: list[Row]) -> None:
     """Writes images of the decoders of rows, the same prompts and seeds in every column."""
-    phrased = [metric for metric in metrics_lib.select(self.model.engine.name, 'work')
+    phrased = [metric for metric in metrics_lib.select(self.model.table.tokens, 'work')
                if metric.phrase]
     images, notes = {}, {}
     for entry, row in zip(entries, rows, strict=True):

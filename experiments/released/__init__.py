@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cspd_jax.core.sampling import SamplingParams
+from cspd_jax.decoding import warp
 from cspd_jax.generation.model import Model
 
 
@@ -138,8 +139,8 @@ def imported(needs: str, folders: Sequence[pathlib.Path], *names: str) -> list[A
 def check_sampling(model: Model, instead: str) -> None:
   """Raises ValueError if a model's default options are more than a guidance scale."""
   usual = SamplingParams()._replace(guidance_scale=None)
-  active = model.engine.drop_inactive(model.sampling())._replace(guidance_scale=None)
-  if active != model.engine.drop_inactive(usual):
+  active = warp.drop_inactive(model.sampling())._replace(guidance_scale=None)
+  if active != warp.drop_inactive(usual):
     raise ValueError(f'model is {model.name!r}, whose default sampling options are more than a '
                      f'guidance scale, which the released loops do not have here; use {instead}.')
 

@@ -52,7 +52,7 @@ def exact(piece: Piece) -> None:
     title = f'sequences against their distribution, temperature {bench.sampling.temperature}'
     built = {text: exactness.build(exactness.sized(text, bench), bench) for text in names
              if not piece.has(title, decoder=text)}
-    texts = [text for text in built if specification.guarantee(built[text]).is_exact]
+    texts = [text for text in built if built[text].guarantee.is_exact]
     if not texts or piece.is_over:
       continue
     vanilla = exactness.decode(bench, exactness.build(spec.parse('vanilla'), bench), None)

@@ -43,7 +43,7 @@ def speed(piece: Piece, name: str, count: int) -> None:
   if not missing:
     return
   model = cspd_jax.load(name, dtype='bfloat16')
-  baseline, first = model.engine.baseline, None
+  baseline, first = model.table.baseline, None
 
   def prepared(text: str) -> Images:
     images = model.images(_prompts(model, count), seed=0, decoder=text, batch_size=1)

@@ -15,6 +15,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.core import programs, spec
+from cspd_jax.decoding import warp
 from experiments.costs import devices, predicted, timed_rounds
 from experiments.stages.piece import Piece
 
@@ -108,7 +109,7 @@ def program(model: cspd_jax.Model, text: str, tokens: float, batch: int,
   condition = families.FAMILIES[model.family].published.condition(model.config, batch)
   return timed_rounds.program(
       decoder, model.params, timed_rounds.random_like(condition),
-      model.engine.drop_inactive(model.sampling()),
+      warp.drop_inactive(model.sampling()),
       timed_rounds.random_like(model.draft_params(text)), graphs)
 
 

@@ -144,9 +144,9 @@ def test_without_vanilla_there_is_no_speedup(run):
 
 @pytest.mark.slow
 def test_relaxed_decoders_have_pictures_and_a_bound(run):
-  result = run('--decoder=sjd+uniform(delta=3), vanilla', '--num_images=1')
+  result = run('--decoder=jacobi+uniform(delta=3), vanilla', '--num_images=1')
   _, rows = _report(result)
-  row = rows['sjd+uniform(delta=3)']
+  row = rows['jacobi+uniform(delta=3)']
   assert row['guarantee'] == 'bounded' and row['tv_bound'] > 0
   assert (result.folder / row['images']).read_bytes().startswith(b'\x89PNG')
   assert row['images'] == 'images_sjd_uniform_delta_3.png' and 'TV bound' in result.out
@@ -154,13 +154,13 @@ def test_relaxed_decoders_have_pictures_and_a_bound(run):
 
 @pytest.mark.slow
 def test_paired_differences(run):
-  result = run('--decoder=seed_exact,vanilla,sjd+uniform(delta=3)', '--num_images=4', '--paired')
+  result = run('--decoder=seed_exact,vanilla,jacobi+uniform(delta=3)', '--num_images=4', '--paired')
   report, rows = _report(result)
   names = [f'{name}_change{part}' for name in ('nll', 'brightness', 'contrast', 'detail')
            for part in ('', '_error', '_error_unpaired')]
   assert report['settings']['paired'] and not set(names) & set(rows['vanilla'])
   for name in names:
-    exact, relaxed = (rows[decoder][name] for decoder in ('seed_exact', 'sjd+uniform(delta=3)'))
+    exact, relaxed = (rows[decoder][name] for decoder in ('seed_exact', 'jacobi+uniform(delta=3)'))
     assert exact == 0 or name.endswith('unpaired')
     assert relaxed != 0
   lines = result.out[result.out.index('Minus vanilla'):].splitlines()

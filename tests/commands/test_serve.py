@@ -18,7 +18,7 @@ import cspd_jax
 from cspd_jax.cli import groups
 from cspd_jax.commands import serve
 from cspd_jax.core import packages
-from cspd_jax.generation import memory
+from cspd_jax.generation import memory, options
 from cspd_jax.serve import server, wire
 from tests.serve import running, tiny
 
@@ -199,13 +199,13 @@ def test_a_model_names_the_decoder_that_a_server_shows_first():
   named = lambda **more: serve.decoders(None, dataclasses.replace(model, defaults=dict(
       decoder='mc_sjd(window=2)', serve=dict(cpu=shown), **more)), 1)[0]
   assert named() == named(seconds={'NVIDIA H200': {}}) == shown
-  assert named(seconds={model.device.device_kind: {'1': ['mc_sjd(window=2)', 1.0]}}) == (
+  assert named(seconds={model.devices[0].device_kind: {'1': ['mc_sjd(window=2)', 1.0]}}) == (
       'mc_sjd(window=2)')
   emoji = cspd_jax.load('emoji')
   assert serve.decoders(None, emoji, 1) == ['corrected_seed_exact(iterations=4, window=16)',
                                             'vanilla']
   with pytest.raises(ValueError, match="serve for 'cpu' is 3; it must be a text"):
-    model.engine.check_defaults(dict(serve=dict(cpu=3)))
+    options.check_defaults(model.table, dict(serve=dict(cpu=3)))
 
 
 def test_signals(monkeypatch, capsys):

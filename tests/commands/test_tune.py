@@ -76,7 +76,7 @@ def test_the_fastest_are_stored_and_used(beach, capsys, tmp_path, monkeypatch):
   assert model.generate('sea', guidance_scale=1).decoder == 'mc_sjd(window=3)'
   assert model.generate(['sea', 'sky', 'sand'], guidance_scale=1).decoder == 'vanilla'
   chosen = {row['batch_size']: row for row in rows if row['chosen']}
-  assert model.defaults['seconds'] == {model.device.device_kind: {
+  assert model.defaults['seconds'] == {model.devices[0].device_kind: {
       size: [row['decoder'], pytest.approx(float(row['measured_seconds']))]
       for size, row in chosen.items()}}
 

@@ -10,6 +10,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.core import programs
+from cspd_jax.decoding import warp
 from experiments.costs import devices
 from tests.compiled import compilers
 
@@ -23,7 +24,7 @@ def test_rounds_or_loops_become_one_graph(graphs, monkeypatch, tmp_path):
   model = families.describe('c2i_xl_256', layers=1)
   condition = families.FAMILIES[model.family].published.condition(model.config, 1)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), 1),
-               model.engine.drop_inactive(model.sampling()), None]
+               warp.drop_inactive(model.sampling()), None]
   # XLA tells what the host launches, one a line, and indents what becomes part of a graph.
   devices.compiled(model.decoder('vanilla', guided=True), arguments, device, options=dict(
       programs.compiler_options(graphs) or {}, xla_dump_to=str(tmp_path)))

@@ -7,6 +7,7 @@ import jax
 import pytest
 
 from cspd_jax import families
+from cspd_jax.decoding import warp
 from experiments.costs import devices, hlo, instructions, rounds
 from tests.compiled import compilers
 
@@ -20,7 +21,7 @@ def _figures(decoder, name='mar_b'):
   model = families.describe(name, layers=1)
   condition = families.FAMILIES[model.family].published.condition(model.config, 1)
   arguments = [model.params, condition, jax.random.split(jax.random.key(0), 1),
-               model.engine.drop_inactive(model.sampling()), None]
+               warp.drop_inactive(model.sampling()), None]
   program = devices.compiled(model.decoder(decoder, guided=True), arguments, device)
   return rounds.read(hlo.parse(program.as_text()), ())
 

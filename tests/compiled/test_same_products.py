@@ -13,6 +13,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.core.kernels import chosen
+from cspd_jax.decoding import warp
 from experiments.costs import devices
 from tests.compiled import compilers
 
@@ -28,7 +29,7 @@ def _kernels(decoder, dtype, batch=4, **options):
   return chosen(devices.compiled(
       model.decoder(decoder, guided=True),
       [model.params, condition, jax.random.split(jax.random.key(0), batch),
-       model.engine.drop_inactive(model.sampling()), model.draft_params(decoder)], device,
+       warp.drop_inactive(model.sampling()), model.draft_params(decoder)], device,
       options=options).as_text())
 
 

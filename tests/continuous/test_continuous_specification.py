@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib, specification
-from cspd_jax.continuous.specification import Resources
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.testing.proofs import analytic
 
 LEVELS = schedule_lib.make(6)
 CHAIN = analytic.gaussian_chain(8, 0.9, schedule=LEVELS)
-RESOURCES = Resources({'model': CHAIN.target})
+DRAFTS = {'model': CHAIN.target}
 DEFAULTS = dict(schedule=6, kernels_per_call=3, block_length=4, prefix_share=0.0)
 GUARANTEES = {'mar': 'exact', 'parallel': 'exact', 'exact_head': 'exact', 'windows': 'exact',
               'exact_path': 'exact', 'cspd_paper': 'biased', 'cspd_released': 'biased',
@@ -24,9 +23,9 @@ GUARANTEES = {'mar': 'exact', 'parallel': 'exact', 'exact_head': 'exact', 'windo
 @pytest.mark.parametrize('name', specification.DECODERS)
 def test_build(name):
   spec = specification.complete(name, **DEFAULTS)
-  decoder = specification.build(spec, CHAIN.target, RESOURCES)
-  assert decoder.distribution and decoder.guarantee
-  assert specification.guarantee(decoder) is Guarantee(GUARANTEES[name])
+  decoder = specification.build(spec, CHAIN.target, DRAFTS)
+  assert decoder.distribution and decoder.verifier.guarantee
+  assert decoder.guarantee is Guarantee(GUARANTEES[name])
   assert decoder.schedule.num_levels == 6 and specification.DECODERS[name].summary
   if specification.needs(spec):
     assert decoder.drafter.model is CHAIN.target
@@ -43,7 +42,7 @@ def stops_of(decoder):
 
 def test_a_specification_is_the_call_of_a_constructor():
   spec = 'cspd_relaxed(block_length=3, prefix_share=0.5, kappa=7)'
-  decoder = specification.build(spec, CHAIN.target, RESOURCES)
+  decoder = specification.build(spec, CHAIN.target, DRAFTS)
   assert stops_of(decoder) == (1, 2, 3, 4, 5, 7, 8) and decoder.stages[1].visibility.name == 'block'
   assert decoder.schedule.num_levels == 100
   assert stops_of(specification.build('mar(num_iter=3)', CHAIN.target)) == stops_of(decoders.mar(
@@ -60,7 +59,7 @@ def test_complete_does_not_replace_parameters_of_the_text():
 
 def test_parallel_has_the_steps_of_block_verification():
   parallel, blocks = (
-      specification.build(specification.complete(name, **DEFAULTS), CHAIN.target, RESOURCES)
+      specification.build(specification.complete(name, **DEFAULTS), CHAIN.target, DRAFTS)
       for name in ('parallel', 'cspd_released'))
   assert stops_of(parallel) == stops_of(blocks) == (1, 5, 8)
 
@@ -78,9 +77,10 @@ def test_the_fitted_blend_is_evaluated_at_the_levels_of_the_decoder(monkeypatch)
     return speculative(target, schedule, length, rho, *more)
 
   monkeypatch.setattr(decoders.speculative_head, 'speculative', recording)
-  specification.build('exact_head(schedule=9)', CHAIN.target, Resources(rho=rho))
-  specification.build('exact_head', CHAIN.target, Resources(rho=rho))
-  specification.build('exact_head', CHAIN.target, Resources(rho=lambda schedule: None))
+  target = CHAIN.target._replace(rho=rho)
+  specification.build('exact_head(schedule=9)', target)
+  specification.build('exact_head', target)
+  specification.build('exact_head', CHAIN.target)
   assert num_levels == [9, 100] and used[2] is None
   np.testing.assert_array_equal(used[0], np.linspace(0, 1, 9))
 
@@ -91,12 +91,12 @@ def test_the_fitted_blend_is_evaluated_at_the_levels_of_the_decoder(monkeypatch)
     ('exact_path(num_iter=4)', "exact_path has no parameter 'num_iter'; it has draft_length"),
     ('exact_head(rho=1)', "exact_head has no parameter 'rho'; it has kernels_per_call"),
     ('cspd_paper(draft=1)', "cspd_paper has no parameter 'draft'"),
-    ('mar(schedule=cosine)', "schedule is 'cosine'; it must be the number of levels"),
+    ('mar(schedule=cosine)', "schedule is 'cosine'; it must be a whole number or None"),
     ('cspd_relaxed(aligned=1)', 'aligned is 1; it must be True or False'),
     ('cspd_relaxed(kappa=big)', "kappa is 'big'; it must be a number")])
 def test_errors_name_the_parameter(spec, message):
   with pytest.raises(ValueError, match=message):
-    specification.build(spec, CHAIN.target, RESOURCES)
+    specification.build(spec, CHAIN.target, DRAFTS)
 
 
 SILENT = LEVELS._replace(min_log_variance=np.where(np.arange(6) < 1, -np.inf, 0.0))
@@ -169,7 +169,7 @@ def test_options_at_their_ends():
 
 @pytest.mark.parametrize('sampling', [{'temperature': 1.0}, 1.0, (1.0, 1.0)])
 def test_sampling_options_of_other_types(sampling):
-  decoder, labels = specification.build('mar', CHAIN.target, RESOURCES), np.zeros(2, int)
+  decoder, labels = specification.build('mar', CHAIN.target, DRAFTS), np.zeros(2, int)
   with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
     decoder.check(labels, sampling)
   with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):

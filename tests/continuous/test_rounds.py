@@ -17,7 +17,7 @@ from cspd_jax.continuous.head import no_drafts
 from cspd_jax.continuous.loop import make_decoder
 from cspd_jax.continuous.path import path_test
 from cspd_jax.continuous.result import Decoded
-from cspd_jax.continuous.specification import DECODERS, Resources, build, complete, guarantee
+from cspd_jax.continuous.specification import DECODERS, build, complete
 from cspd_jax.continuous.visibility import TRUE
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
@@ -39,7 +39,7 @@ def quick(function):
 
 def of(name, target=CHAIN.target, **options):
   options = dict(schedule=5, kernels_per_call=3, block_length=3, window=3, **options)
-  return build(complete(name, **options), target, Resources({'model': target}))
+  return build(complete(name, **options), target, {'model': target})
 
 
 @pytest.mark.parametrize('name', representative(DECODERS, 'mar'))
@@ -76,7 +76,7 @@ def test_fields_shared_with_discrete_tokens(name):
   np.testing.assert_array_equal(decoded.accepted @ tokens, 7)
   np.testing.assert_array_equal(decoded.accepted.sum(axis=1), decoded.rounds)
   np.testing.assert_array_equal(decoded.round_of_token.max(axis=1), decoded.rounds - 1)
-  exact = guarantee(of(name)) == 'exact'
+  exact = of(name).guarantee == 'exact'
   np.testing.assert_array_equal(decoded.tv_bound, 0 if exact else np.nan)
   assert (decoded.kernels is None) == (name not in ('exact_head', 'windows'))
   assert (decoded.errors is None) == (name != 'cspd_relaxed')
@@ -113,13 +113,13 @@ def test_missed_residual_draws_bound_the_distance():
   decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=CHAIN.params)
   assert decoded.tests.missed.sum() > 0
   np.testing.assert_array_equal(decoded.tv_bound, decoded.tests.missed)
-  assert '1 proposals fail' in decoder.guarantee
+  assert '1 proposals fail' in decoder.verifier.guarantee
 
 
 def test_a_share_of_one_needs_no_draft_model():
   for decoder in (decoders.exact_path(CHAIN.target, CHAIN.target, schedule=LEVELS, prefix_share=1),
                   cspd.cspd_released(CHAIN.target, CHAIN.target, 3, LEVELS, prefix_share=1)):
-    assert decoder.drafter is None and guarantee(decoder) == 'exact'
+    assert decoder.drafter is None and decoder.guarantee == 'exact'
     assert [stage.stops for stage in decoder.stages] == [tuple(range(1, 8))]
 
 

@@ -57,7 +57,7 @@ def test_prompts_are_followed(baseline):
 def test_the_fitted_drafter_is_stored(model):
   schedule = base.as_schedule(model.target(guided=True), None)
   for guided in (False, True):
-    rho = model.head_drafter(schedule, guided)
+    rho = model.target(guided).rho(schedule)
     assert rho.shape == (schedule.num_levels,) and np.isfinite(rho).all()
   assert np.abs(rho - head_drafter.default_rho(schedule)).max() > 0.01
 

@@ -42,8 +42,8 @@ def test_the_fitted_drafter_is_used(models, monkeypatch, scale):
 @pytest.mark.slow
 def test_decoders_that_draft_take_one_token_per_step():
   model = cspd_jax.load('mar_demo')
-  assert len(model.engine.decoders) == 8
-  for name in model.engine.decoders:
+  assert len(model.table.decoders) == 8
+  for name in model.table.decoders:
     if name in ('mar', 'exact_head', 'windows'):
       assert 'in 16 steps' in model.decoder(f'{name}(num_iter=16)').distribution
       continue

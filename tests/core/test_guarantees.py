@@ -2,9 +2,16 @@
 
 import json
 
-from cspd_jax.core import guarantees
+import jax
+
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.decoding import tree as trees
+from cspd_jax.decoding.drafters.jacobi import jacobi
+from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
+from cspd_jax.testing.tabular import tabular
+
+TARGET = tabular(jax.random.key(0), 3, 6).target
 
 
 def test_the_order():
@@ -17,6 +24,8 @@ def test_the_order():
 
 
 def test_drafts_that_are_no_chain_have_sums_in_another_order():
-  assert guarantees.weakest([match()]) == 'seed-exact'
-  assert guarantees.weakest([match()], is_chain=False) == 'seed-exact up to rounding'
-  assert guarantees.weakest([match(seed_exact=False)], is_chain=False) == 'exact'
+  decode = lambda tree, seed_exact: make_decoder(
+      TARGET, jacobi(4, tree=tree), match(seed_exact=seed_exact)).guarantee
+  assert decode(trees.chain(3), True) == 'seed-exact'
+  assert decode(trees.Tree((-1, 0, 0, 0)), True) == 'seed-exact up to rounding'
+  assert decode(trees.Tree((-1, 0, 0, 0)), False) == 'exact'

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from cspd_jax import families
+from cspd_jax.decoding import warp
 from experiments.costs import devices, predicted, timed_rounds
 
 
@@ -67,7 +68,7 @@ def test_rounds_are_counted_and_timed(model):
   decoder = timed_rounds.with_acceptance(model.decoder('mc_sjd(window=4)', guided=True), 2)
   device = devices.Accelerator(1e10, 1e11, 0, 0, 0, 'cpu', '', ())
   program = timed_rounds.program(
-      decoder, model.params, _condition(model, 2), model.engine.drop_inactive(model.sampling()),
+      decoder, model.params, _condition(model, 2), warp.drop_inactive(model.sampling()),
       None, device)
   for count in (0, 5):
     # Rounds of two tokens end at odd numbers of tokens, the first one as well.

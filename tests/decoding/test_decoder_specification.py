@@ -29,7 +29,6 @@ from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.rejection import rejection, typical
-from cspd_jax.generation import engines
 from cspd_jax.testing.tabular import drafts, heads, network, tabular
 from docs import lists
 from tests.marks import representative
@@ -40,7 +39,7 @@ DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3
 NETWORK, HEADS = network(MODEL.target), heads(MODEL.target, 3)
 CODEBOOK = np.random.default_rng(0).standard_normal((4, 2))
 DRAFTS = drafts(MODEL.target, DRAFT.target, 3)
-RESOURCES = specification.Resources(DRAFTS, CODEBOOK)
+RESOURCES = DRAFTS, CODEBOOK
 PARAMS = {None: None, **dict.fromkeys(DRAFTS, DRAFT.params),
           'medusa': jnp.stack([DRAFT.params] * 3)}
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
@@ -63,22 +62,23 @@ BUILT = {
     'eagle(tree=chain(3))': lambda: make_decoder(
         T, eagle(NETWORK, trees.chain(3)), rejection()),
     'medusa(length=2)': lambda: make_decoder(T, medusa(HEADS, trees.chain(2)), rejection()),
-    'ancestral': lambda: make_decoder(T, ancestral(), rejection()),
+    'ancestral+rejection': lambda: make_decoder(T, ancestral(), rejection()),
     'ancestral(window=3)+block': lambda: make_decoder(T, ancestral(3), block()),
     'model(length=2)+block': lambda: make_decoder(T, model(DRAFT.target, 2), block()),
     'jacobi(window=4)+match': lambda: make_decoder(T, jacobi(4), match()),
     'jacobi(window=4, initialization=resample-above)+rejection': lambda: make_decoder(
         T, jacobi(4, initialization='resample-above'), rejection()),
-    'mc_sjd(window=4)+grouped(group=3)': lambda: make_decoder(T, MAXIMAL(4), grouped(3)),
-    'mc_sjd(window=4)+grouped(group=3, d_threshold=1)': lambda: make_decoder(
+    'jacobi(coupling=maximal, window=4)+grouped(group=3)': lambda: make_decoder(
+        T, MAXIMAL(4), grouped(3)),
+    'jacobi(coupling=maximal, window=4)+grouped(group=3, d_threshold=1)': lambda: make_decoder(
         T, MAXIMAL(4), grouped(3, embeddings=CODEBOOK, d_threshold=1.0)),
-    'eagle(tree=kary(2, 3))+kseq': lambda: make_decoder(
+    'eagle(draws=iid, tree=kary(2, 3))+kseq': lambda: make_decoder(
         T, eagle(NETWORK, trees.kary(2, 3, 6), 'iid'), kseq()),
     'eagle(tree=kary(3, 2), draws=fixed)+typical(epsilon=0.1)': lambda: make_decoder(
         T, eagle(NETWORK, trees.kary(3, 2, 3), 'fixed'), typical(0.1)),
     'eagle2(num_nodes=5, width=2, depth=3)+rejection': lambda: make_decoder(
         T, eagle2(NETWORK, 5, 2, 3), rejection()),
-    'medusa(tree=cut(EAGLE, 1))+uniform(delta=2)': lambda: make_decoder(
+    'medusa(tree=(-1, 0, 0, 0, 0))+uniform(delta=2)': lambda: make_decoder(
         T, medusa(HEADS, trees.Tree((-1, 0, 0, 0, 0))), uniform(2.0)),
     'medusa(tree=(-1, 0, 0))+cool(length=1)': lambda: make_decoder(
         T, medusa(HEADS, trees.Tree((-1, 0, 0))), cool(1.1, length=1)),
@@ -95,7 +95,7 @@ GUARANTEES = {'match': 'seed-exact', 'rejection': 'exact', 'block': 'exact', 'ks
 
 
 def build(spec):
-  return specification.build(spec, T, RESOURCES)
+  return specification.build(spec, T, *RESOURCES)
 
 
 def program(decoder, needs):
@@ -114,7 +114,7 @@ def test_a_specification_builds_the_decoder_of_its_functions(spec):
   verifier = str(specification.expand(spec)[1])
   promised = Guarantee(GUARANTEES.get(verifier, 'bounded'))
   is_chain = decoder.drafter.tree.is_chain
-  assert specification.guarantee(decoder) == (promised if is_chain else promised.rounded)
+  assert decoder.guarantee == (promised if is_chain else promised.rounded)
 
 
 @pytest.mark.parametrize('name', representative(DECODERS, 'mc_sjd', 'corrected', 'eagle2'))
@@ -132,9 +132,9 @@ def test_a_decoder_its_parts_and_its_function_are_the_same(name):
   big, small = T._replace(num_tokens=64), DRAFT.target._replace(num_tokens=64)
   networks = drafts(big, small, 3)
   function = entry.build(big, *([] if needs is None else [networks[needs]]))
-  text = specification.build(name, big, specification.Resources(networks))
+  text = specification.build(name, big, networks)
   assert function.drafter.layout == text.drafter.layout
-  assert entry.summary and specification.guarantee(decoder) in (
+  assert entry.summary and decoder.guarantee in (
       'seed-exact', 'seed-exact up to rounding', 'exact', 'bounded')
 
 
@@ -149,9 +149,7 @@ def test_signatures(name):
     assert own.pop(0).default in (inspect.Parameter.empty, None)
   assert {parameter.name for parameter in own} == text.keys() - {'corrector'}
   for parameter in own:
-    fixed = entry.fixed.get(parameter.name)
-    default = text[parameter.name].default
-    assert parameter.default == default or (parameter.default is None and fixed == default)
+    assert parameter.default == text[parameter.name].default
 
 
 def test_a_drafter_and_a_decoder_are_an_entry_each():
@@ -168,13 +166,13 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
 
     DECODERS['brief'] = specification.joined(
         brief, 'short windows', 'short(length=3)+match')
-    assert engines.DISCRETE.decoders['brief'] == 'short windows'
+    assert specification.TABLE.decoders['brief'].summary == 'short windows'
     assert specification.usage('short') == 'short(length=2)'
     assert specification.usage('brief') == 'brief(length=3)'  # The default of the function.
     want = make_decoder(T, jacobi(4), match())
     for decoder in (brief(T), build('brief'), brief(T, 3), build('brief(length=3)')):
       assert program(decoder, None) == program(want, None)
-    assert build('brief(length=2)+rejection').drafter.tree == trees.chain(2)
+    assert build('short(length=2)+rejection').drafter.tree == trees.chain(2)
     assert '| `brief(length=3)` | `short(length=3)+match` | seed-exact | - |' in lists.decoders()
     assert 'brief' in lists.functions()
     with pytest.raises(ValueError, match="brief has no parameter 'window'; it has length"):
@@ -194,12 +192,12 @@ def test_functions_accept_numbers_of_numpy():
 @pytest.mark.parametrize('name', specification.DRAFTERS)
 def test_every_drafter_goes_with_match(name):
   entry, spec = specification.DRAFTERS[name], f'{name}+match'
-  assert entry.summary and entry.networks.keys() <= specification.SOURCES.keys()
+  assert entry.summary and entry.networks.keys() <= specification.TABLE.networks.keys()
   decoder = build(specification.complete(spec, window=4, length=2))
   needs = specification.needs(spec)
   tokens = jax.eval_shape(
       decoder, MODEL.params, jnp.arange(2), jax.random.key(0), WARP, PARAMS[needs]).tokens
-  assert tokens.shape == (2, 6) and specification.guarantee(decoder) == (
+  assert tokens.shape == (2, 6) and decoder.guarantee == (
       'seed-exact up to rounding' if name == 'eagle2' else 'seed-exact')
   if needs:
     with pytest.raises(ValueError, match=f"which is missing; pass drafts.'{needs}'"):
@@ -217,19 +215,19 @@ def test_every_verifier_goes_with_a_drafter(name):
     ('jacobi(window=3)', 'jacobi(coupling=independent, window=3)+match(seed_exact=False)'),
     ('jacobi(window=3)+rejection', 'jacobi(window=3)+rejection'),
     ('sjd_pp', 'reuse+rejection'),
-    ('sjd_pp(threshold=0.2)+cool', 'reuse(threshold=0.2)+cool'),
+    ('reuse(threshold=0.2)+cool', 'reuse(threshold=0.2)+cool'),
     ('mc_sjd', 'jacobi(coupling=maximal)+rejection'),
-    ('mc_sjd(window=3)+grouped', 'jacobi(coupling=maximal, window=3)+grouped'),
-    ('sjd_pac', 'jacobi(coupling=maximal, tree=auto)+rejection'),
+    ('jacobi(coupling=maximal, window=3)+grouped', 'jacobi(coupling=maximal, window=3)+grouped'),
+    ('sjd_pac', 'jacobi(coupling=maximal, tree=default_tree)+rejection'),
+    ('sjd_pac(tree=None)', 'jacobi(coupling=maximal, tree=default_tree)+rejection'),
     ('seed_exact(tree=chain())', 'jacobi(coupling=gumbel, tree=chain())+match'),
-    ('ancestral', 'ancestral+rejection'),
     ('vanilla(window=3)', 'ancestral(window=3)+match'),
-    ('corrected(corrector=eagle)', 'corrected(corrector=eagle, tree=auto)+rejection'),
+    ('corrected(corrector=eagle)', 'corrected(corrector=eagle, tree=corrected_tree)+rejection'),
     ('corrected(iterations=1)+rejection', 'corrected(iterations=1)+rejection'),
     ('corrected_seed_exact', 'corrected+match'),
     ('eagle', 'eagle+rejection'),
     ('eagle2', 'eagle2+match'),
-    ('speculative+match', 'model+match'),
+    ('model+match', 'model+match'),
 ])
 def test_expansion(spec, expanded):
   assert '+'.join(map(str, specification.expand(spec))) == expanded
@@ -245,7 +243,6 @@ def test_expansion(spec, expanded):
     ('eagle', 25, 'eagle(tree=chain(4))'),
     ('eagle', 26, 'eagle(tree=EAGLE)'),
     ('eagle(tree=LANTERN)+rejection', 16, 'eagle(tree=LANTERN)+rejection'),
-    ('eagle+kseq', 26, 'eagle(tree=EAGLE)+kseq'),
     ('eagle(draws=distinct)+kseq', 26, 'eagle(draws=distinct, tree=EAGLE)+kseq'),
     ('jacobi+kseq', 16, 'jacobi(window=16)+kseq'),
     ('eagle2', 16, 'eagle2(depth=3, num_nodes=15, width=8)'),
@@ -254,7 +251,7 @@ def test_expansion(spec, expanded):
     ('eagle2(width=3)', 64, 'eagle2(width=3)'),
     ('medusa', 64, 'medusa(length=4)'),
     ('medusa(tree=MEDUSA)', 64, 'medusa(tree=MEDUSA)'),
-    ('mc_sjd+cool', 16, 'mc_sjd(window=16)+cool'),
+    ('jacobi(coupling=maximal)+cool', 16, 'jacobi(coupling=maximal, window=16)+cool'),
 ])
 def test_completion(spec, window, completed):
   result = specification.complete(spec, window=window, length=4)
@@ -278,18 +275,18 @@ def test_heads_limit_the_chain():
 
 
 def test_number_of_neighbours():
-  arguments = specification.VERIFIERS['lantern'].codebook
+  arguments = specification.FROM_CODEBOOK['lantern']
   codebook = np.random.default_rng(0).standard_normal((64, 2))
   assert arguments(codebook, {})['k'] == 4 and arguments(codebook, {})['table'].shape == (64, 4)
   assert arguments(codebook, {'k': 7})['table'].shape == (64, 7)
   assert arguments(CODEBOOK, {})['k'] == 1
   wide = arguments(codebook, {'k': 7, 'residual': 'released_lumina'})
   assert (wide['k'], wide['table'].shape) == (7, (64, 8))
-  assert specification.VERIFIERS['lantern_pp'].codebook(codebook, {})['k'] == 10
+  assert specification.FROM_CODEBOOK['lantern_pp'](codebook, {})['k'] == 10
 
 
 def test_a_codebook_of_another_dtype_has_the_same_neighbours():
-  arguments = specification.VERIFIERS['lantern'].codebook
+  arguments = specification.FROM_CODEBOOK['lantern']
   codebook = jax.random.normal(jax.random.key(0), (64, 4), jnp.bfloat16)
   tables = [arguments(np.asarray(codebook, dtype), {'k': 7})['table']
             for dtype in (jnp.bfloat16, np.float32, np.float64)]
@@ -299,16 +296,22 @@ def test_a_codebook_of_another_dtype_has_the_same_neighbours():
 
 @pytest.mark.parametrize('text', [
     'mc_sjd(window=16, tree=None, initialization=uniform)',
-    'sjd_pac(window=16, tree=auto, initialization=uniform)', 'eagle(tree=EAGLE, draws=distinct)',
+    'sjd_pac(window=16, tree=None, initialization=uniform)', 'eagle(tree=EAGLE, draws=distinct)',
     'rejection()'])
 def test_usage(text):
   assert specification.usage(text.partition('(')[0]) == text
 
 
-def test_a_name_before_a_plus_is_what_drafts():
-  """A name of a drafter and of a decoder is one drafter, alone or with another verifier."""
+def test_a_name_before_a_plus_is_a_drafter():
   for name in specification.DRAFTERS.keys() & DECODERS:
     assert [specification.expand(text)[0].name for text in (name, f'{name}+match')] == [name] * 2
+  for name in specification.DRAFTERS.keys() - DECODERS.keys():
+    with pytest.raises(ValueError, match=f"'{name}' is a drafter; write a verifier after it, such "
+                       rf'as {name}\+rejection'):
+      specification.needs(name)
+  with pytest.raises(ValueError, match=r"'mc_sjd' is a decoder, like jacobi\(coupling=maximal\)\+"
+                     r'rejection; .* such as jacobi\(coupling=maximal\)\+cool\.'):
+    build('mc_sjd(window=3)+cool')
 
 
 @pytest.mark.parametrize('spec,message', [
@@ -339,19 +342,20 @@ def test_a_name_before_a_plus_is_what_drafts():
     ('sjd(window=4, tree=EAGLE)', 'tree has 25 draft nodes'),
     ('sjd(window=-1, tree=kary(3, 3))', 'window is -1'),
     ('sjd(window=4, tree=kary(3, 3))', 'num_nodes is 3, but the tree has'),
-    ('eagle(tree=auto)', "tree is 'auto'"),
-    ('eagle(tree=chain())', r'chain needs length; pass it as chain\(length=...\)'),
+    ('jacobi(window=4, tree=auto)+match', "tree is 'auto'; it must be a tree by name"),
+    ('eagle(tree=chain())', r"tree is chain\(\): missing a required argument: 'length'; chain has"),
     ('eagle(tree=kary(3, x))', "levels is 'x'; it must be a whole number"),
-    ('eagle(tree=kary(3, 3, 12, 4))', 'kary has 3 parameters: num_candidates, levels, num_nodes'),
-    ('eagle(tree=kary(3, num_candidates=3))', 'sets num_candidates twice'),
-    ('eagle(tree=kary(3, depth=3))', "kary has no parameter 'depth'"),
+    ('eagle(tree=kary(3, 3, 12, 4))',
+     'too many positional arguments; kary has the parameters num_candidates, levels'),
+    ('eagle(tree=kary(3, num_candidates=3))', "multiple values for argument 'num_candidates'"),
+    ('eagle(tree=kary(3, depth=3))', "unexpected keyword argument 'depth'; kary has"),
     ('eagle(tree=kary(9999, 9999))', 'more than 16384 nodes'),
     ('eagle(tree=bush(3))', r'tree is bush\(3\); it must be a tree by name'),
     ('eagle(tree=(-1, 0.5))', 'tree is .* it must be a tree'),
     ('eagle(tree=(-1, 1))', r'parents\[1\] is 1'),
     ('eagle(draws=sorted)', "draws is 'sorted'"),
     ('medusa(tree=chain(2), length=2)', 'length is 2, .* but a tree is given'),
-    ('model(length=0)', 'length is 0; it must be a whole number from 1'),
+    ('model(length=0)+match', 'length is 0; it must be a whole number from 1'),
     ('eagle+lantern(k=4)', 'a codebook of 4 rows has 1 to 3 neighbours'),
     ('corrected(corrector=kary(3, 3))', r'corrector is kary\(3, 3\); it must be a string'),
     ('corrected(corrector=medusa)', "corrector is 'medusa'; it must be one of corrector, nei"),
@@ -369,12 +373,13 @@ def test_a_network_that_is_a_call():
 @pytest.mark.parametrize('spec,resources,message', [
     ('speculative', {}, r"drafts with a draft model, which is missing; pass drafts\['model'\]"),
     ('corrected', {}, r"drafts with a corrector, which is missing; pass drafts\['corrector'\]"),
-    ('sjd(window=4)+lantern', {}, 'codebook is None, but the verifier accepts neighbours'),
-    ('sjd(window=4)+grouped(group=2, d_threshold=1)', {}, 'codebook is None, but d_threshold'),
-    ('sjd(window=4)+lantern', dict(codebook=np.eye(5)), 'table has 5 rows, but the target has 4')])
+    ('jacobi(window=4)+lantern', {}, 'codebook is None, but the verifier accepts neighbours'),
+    ('jacobi(window=4)+grouped(group=2, d_threshold=1)', {}, 'codebook is None, but d_threshold'),
+    ('jacobi(window=4)+lantern', dict(codebook=np.eye(5)),
+     'table has 5 rows, but the target has 4')])
 def test_missing_resources(spec, resources, message):
   with pytest.raises(ValueError, match=message):
-    specification.build(spec, T, specification.Resources(**resources))
+    specification.build(spec, T, **resources)
 
 
 @pytest.mark.parametrize('text, other, is_same', [
@@ -384,8 +389,8 @@ def test_missing_resources(spec, resources, message):
     ('jacobi(window=8)', 'jacobi(window=8)+rejection', False),
     ('eagle', 'eagle(tree=EAGLE)', True), ('eagle(tree=kary(2, 2))', 'eagle(tree=chain(6))', False),
     ('eagle(tree=kary(1, 3))', 'eagle(tree=chain(2))', True),
-    ('corrected(window=8)', 'corrected(window=8, tree=auto, iterations=None)', True),
-    ('medusa+kseq', 'medusa(draws=iid)+kseq', True),
+    ('corrected(window=8)', 'corrected(window=8, tree=corrected_tree, iterations=None)', True),
+    ('medusa+kseq', 'medusa(draws=iid)+kseq', False),
     ('eagle+lantern', 'eagle+lantern(greedy=False)', True),
     ('eagle+lantern', 'eagle+lantern(greedy=True)', False)])
 def test_texts_of_one_decoder_are_equal_in_full(text, other, is_same):

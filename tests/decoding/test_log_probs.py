@@ -23,7 +23,7 @@ from tests.marks import representative
 MODEL, DRAFT = (tabular(jax.random.key(seed), 4, 6, guided=True, num_classes=3, row_width=3,
                         forced={2: 1}) for seed in (0, 1))
 CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))
-RESOURCES = specification.Resources(drafts(MODEL.target, DRAFT.target), CODEBOOK)
+RESOURCES = drafts(MODEL.target, DRAFT.target), CODEBOOK
 LABELS = jnp.arange(64) % 3
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.8, top_k=3, top_p=0.9, guidance_interval=2)
 RELAXED = ('model+uniform(delta=1.5)', 'model+cool', 'jacobi(window=4)+cool_linear',
@@ -41,7 +41,7 @@ def build(name):
     drafter = tabular_drafter(DRAFT, trees.kary(2, 2, 6), 'iid')
     return make_decoder(MODEL.target, drafter, kseq())
   spec = specification.complete(name, window=4, length=3)
-  return specification.build(spec, MODEL.target, RESOURCES)
+  return specification.build(spec, MODEL.target, *RESOURCES)
 
 
 def draft_params(name):

@@ -22,7 +22,7 @@ from tests.marks import representative
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
-RESOURCES = specification.Resources(drafts(MODEL.target, DRAFT.target))
+DRAFTS = drafts(MODEL.target, DRAFT.target)
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 MANY = jnp.arange(64) % 3
 
@@ -32,7 +32,7 @@ def build(name, target=MODEL.target, window=5):
   if name in ('sjd_pac', 'seed_exact', 'corrected', 'corrected_seed_exact'):
     name, window = f'{name}(tree=caterpillar(2, 2))', window + 2
   spec = specification.complete(name, window=window, length=3)
-  return specification.build(spec, target, RESOURCES)
+  return specification.build(spec, target, DRAFTS)
 
 
 def draft_params(name):

@@ -1,4 +1,4 @@
-"""The named decoders of both engines as functions: their help, and what one types first."""
+"""The named decoders of both kinds of tokens as functions: their help, and what one types first."""
 
 import functools
 import inspect
@@ -12,11 +12,11 @@ import pytest
 
 import cspd_jax
 from cspd_jax import SamplingParams, continuous, decoding
-from cspd_jax.continuous import schedule as schedule_lib
+from cspd_jax.continuous import schedule as schedule_lib, specification
 from cspd_jax.core.random import row_keys
+from cspd_jax.decoding import specification as discrete
 from cspd_jax.decoding.drafters import from_model
 from cspd_jax.decoding.tree import chain
-from cspd_jax.generation import engines
 from cspd_jax.testing.proofs import analytic
 from cspd_jax.testing.tabular import heads, network, tabular
 
@@ -24,15 +24,15 @@ MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3
 T, LABELS = MODEL.target, jnp.arange(2)
 BIG = T._replace(num_tokens=80)  # For the windows of the examples, whose shapes are traced.
 CHAIN = analytic.gaussian_chain(8, 0.9, schedule=schedule_lib.make(6))
-ENGINES = {'discrete': engines.DISCRETE, 'continuous': engines.CONTINUOUS}
-DISCRETE, CONTINUOUS = (f'cspd_jax.{engine}.base.Target' for engine in ('decoding', 'continuous'))
-NAMES = [(engine, name) for engine in ENGINES for name in ENGINES[engine].table]
+TABLES = {'discrete': discrete.TABLE, 'continuous': specification.TABLE}
+DISCRETE, CONTINUOUS = (f'cspd_jax.{room}.base.Target' for room in ('decoding', 'continuous'))
+NAMES = [(tokens, name) for tokens in TABLES for name in TABLES[tokens].decoders]
 
 
-def _names(engine, name):
+def _names(tokens, name):
   """Returns the names that examples in docstrings use; the decoder they build is not compiled."""
   common = dict(jax=jax, cspd_jax=cspd_jax, SamplingParams=SamplingParams)
-  if engine == 'continuous':
+  if tokens == 'continuous':
     return common | dict(target=CHAIN.target, draft=CHAIN.target, params=CHAIN.params,
                          draft_params=CHAIN.params, condition=np.zeros(2, int))
   return common | dict(
@@ -42,10 +42,10 @@ def _names(engine, name):
       draft_params=jnp.stack([MODEL.params] * 3) if name == 'medusa' else MODEL.params)
 
 
-@pytest.mark.parametrize('engine,name', NAMES)
-def test_help(engine, name, monkeypatch):
+@pytest.mark.parametrize('tokens,name', NAMES)
+def test_help(tokens, name, monkeypatch):
   """It explains every argument and states the guarantee, and the example runs."""
-  function = ENGINES[engine].table[name].build
+  function = TABLES[tokens].decoders[name].build
   text = inspect.getdoc(function)
   about, _, rest = text.partition('\nArgs:\n')
   arguments, _, example = rest.partition('\nExample:\n')
@@ -53,9 +53,9 @@ def test_help(engine, name, monkeypatch):
   assert list(inspect.signature(function).parameters) == explained
   monkeypatch.setattr(
       cspd_jax, 'jit', lambda function: functools.partial(jax.eval_shape, function))
-  result = _names(engine, name)
+  result = _names(tokens, name)
   exec(textwrap.dedent(example), result)  # pylint: disable=exec-used
-  guarantee = ENGINES[engine].guarantee(result['decode'].args[0])
+  guarantee = result['decode'].args[0].guarantee
   assert re.search(rf'(?<!seed-)\b{guarantee}\b', about, re.IGNORECASE)
   assert result['decoded'].tokens.shape[:2] == (2, result['target'].num_tokens)
 
@@ -93,7 +93,7 @@ def test_first_mistakes_say_what_to_type(loaded, make, message):
 
 @pytest.mark.parametrize('decoder,params,condition', [
     (cspd_jax.mc_sjd(T, 4), MODEL.params, LABELS),
-    (continuous.mar(CHAIN.target), CHAIN.params, np.zeros(2, int))], ids=ENGINES)
+    (continuous.mar(CHAIN.target), CHAIN.params, np.zeros(2, int))], ids=TABLES)
 def test_a_decode_starts_from_a_key(decoder, params, condition):
   """One key, a key per row, or the rows' random state: the same rounds."""
   key = jax.random.key(3)
@@ -118,7 +118,7 @@ def test_parts_are_printed_by_their_sizes(loaded):
   assert len(str(loaded.drafts)) < 500
 
 
-@pytest.mark.parametrize('engine,name', NAMES)
-def test_a_decoder_is_a_name_of_its_package(engine, name):
-  package = cspd_jax if engine == 'discrete' else continuous
-  assert getattr(package, name) is ENGINES[engine].table[name].build and name in package.__all__
+@pytest.mark.parametrize('tokens,name', NAMES)
+def test_a_decoder_is_a_name_of_its_package(tokens, name):
+  package = cspd_jax if tokens == 'discrete' else continuous
+  assert getattr(package, name) is TABLES[tokens].decoders[name].build and name in package.__all__

@@ -35,8 +35,8 @@ NAMES = {
 
 def _build(name, target=MODEL.target):
   sizes = dict(window=4, length=3) | NAMES.get(name, {})
-  resources = specification.Resources(drafts(MODEL.target, DRAFT.target))
-  return specification.build(specification.complete(name, **sizes), target, resources)
+  return specification.build(
+      specification.complete(name, **sizes), target, drafts(MODEL.target, DRAFT.target))
 
 
 def _draft_params(name):

@@ -56,5 +56,5 @@ def test_what_is_called_seed_exact_equals_its_baseline_bit_for_bit(dtype):
     assert made.guarantee == 'seed-exact'
     assert made.decoded.rounds.max() < 0.6 * vanilla.tokens.shape[1]
     np.testing.assert_array_equal(made.tokens, vanilla.tokens)
-  with_tree = shipped.sampler('seed_exact(tree=auto, window=24)')
+  with_tree = shipped.sampler('seed_exact(tree=default_tree, window=24)')
   assert with_tree.guarantee == 'seed-exact up to rounding'

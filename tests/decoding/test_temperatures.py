@@ -28,15 +28,16 @@ EXACT = (
     'vanilla', 'vanilla(window=3)', 'jacobi(window=3)', 'sjd(window=3)', 'sjd_pp(window=3)',
     'mc_sjd(window=3)',
     'sjd_pac(window=5, tree=caterpillar(2, 2))', 'seed_exact(window=5, tree=caterpillar(2, 2))',
-    'speculative(length=2)', 'speculative(length=2)+block', 'eagle(tree=kary(2, 3))',
+    'speculative(length=2)', 'model(length=2)+block', 'eagle(tree=kary(2, 3))',
     'eagle(tree=kary(2, 3), draws=iid)+kseq', 'eagle(tree=kary(2, 3), draws=fixed)',
     'eagle2(num_nodes=5, width=2, depth=3)', 'medusa(length=2)',
     'corrected(window=5, tree=caterpillar(2, 2))', 'corrected(window=3, corrector=neighbours)',
     'corrected_seed_exact(window=3)')
 # Their tokens may be impossible under the target's distribution; their rows are valid.
 RELAXED = (
-    'mc_sjd(window=3)+cool', 'mc_sjd(window=3)+typical', 'mc_sjd(window=3)+lantern(k=1)',
-    'eagle(tree=kary(2, 3))+lantern_pp(k=1)', 'mc_sjd(window=3)+grouped(group=2)')
+    *(f'jacobi(coupling=maximal, window=3)+{verifier}' for verifier in (
+        'cool', 'typical', 'lantern(k=1)', 'grouped(group=2)')),
+    'eagle(tree=kary(2, 3))+lantern_pp(k=1)')
 
 
 def exact(logits, scale, temperature, top_k, top_p, min_p):
@@ -96,7 +97,7 @@ def test_distributions():
 
 def decoder(spec):
   drafts = tables.drafts(MODEL.target, DRAFT.target)
-  return specification.build(spec, MODEL.target, specification.Resources(drafts, CODEBOOK))
+  return specification.build(spec, MODEL.target, drafts, CODEBOOK)
 
 
 @functools.cache

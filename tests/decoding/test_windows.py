@@ -28,7 +28,7 @@ CUT = SamplingParams(np.float32(1.5), np.float32(0.9), np.int32(20), np.float32(
 CHAINS = {
     'seed_exact(window=4)': 4, 'seed_exact(window=8)': 8, 'jacobi(window=7)+match': 7,
     'seed_exact(window=20)': 20,
-    'corrected_seed_exact(window=5, corrector=model)': 5, 'speculative(length=3)+match': 4}
+    'corrected_seed_exact(window=5, corrector=model)': 5, 'model(length=3)+match': 4}
 TREES = {
     'seed_exact(window=7, tree=caterpillar(3, 1))': 7, 'seed_exact(window=9, tree=kary(2, 3))': 9}
 
@@ -65,8 +65,8 @@ def recorded(drafter):
 
 
 def build(spec, target=TARGET):
-  resources = specification.Resources(drafts(target, target) if specification.needs(spec) else {})
-  return specification.build(spec, target, resources)
+  return specification.build(
+      spec, target, drafts(target, target) if specification.needs(spec) else {})
 
 
 @functools.cache
@@ -106,12 +106,12 @@ def test_chains_have_the_distributions_of_their_window_bit_for_bit(spec, dtype, 
 
 
 def test_what_is_called_seed_exact_is_a_chain_whatever_its_window():
-  assert all(specification.guarantee(build(spec)) == 'seed-exact' for spec in CHAINS)
-  assert all(specification.guarantee(build(spec)) == 'seed-exact up to rounding' for spec in TREES)
+  assert all(build(spec).guarantee == 'seed-exact' for spec in CHAINS)
+  assert all(build(spec).guarantee == 'seed-exact up to rounding' for spec in TREES)
   target, named = TARGET._replace(num_tokens=100), set()
   for name, window in itertools.product(specification.DECODERS, (2, 16, 24, 48, 64)):
     decoder = build(specification.complete(name, window=window, length=window - 1), target)
-    if specification.guarantee(decoder) == 'seed-exact':
+    if decoder.guarantee == 'seed-exact':
       named.add(name)
       assert decoder.drafter.tree == chain(window - 1 if name != 'vanilla' else 0)
   assert named == {'vanilla', 'seed_exact', 'corrected_seed_exact'}

@@ -140,9 +140,9 @@ def test_the_drafter_of_its_head_is_fitted(finished, model, tmp_path, capsys):
   fitted = cspd_jax.load(finished / 'export', target=output)
   entry = store.load(output).metadata['head_drafter']
   for guided, name in ((False, 'plain'), (True, 'guided')):
-    np.testing.assert_allclose(fitted.head_drafter(schedule, guided), entry[name]['rho'])
+    np.testing.assert_allclose(fitted.target(guided).rho(schedule), entry[name]['rho'])
     np.testing.assert_allclose(entry[name]['steps'], schedule.steps)
-  assert model.head_drafter(schedule, True) is None
+  assert model.target(True).rho(schedule) is None
 
 
 @pytest.mark.slow

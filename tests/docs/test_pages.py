@@ -196,7 +196,7 @@ def test_chosen_decoders_exist():
     decoders = re.findall('`([^`]+)`', chosen)
     assert decoders, question
     for text in decoders:
-      is_exact = model.engine.guarantee(model.decoder(text)).is_exact
+      is_exact = model.decoder(text).guarantee.is_exact
       assert is_exact != ('May the distribution change' in question), text
 
 

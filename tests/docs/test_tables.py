@@ -7,7 +7,8 @@ import re
 
 import pytest
 
-from cspd_jax.generation import engines
+from cspd_jax import continuous
+from cspd_jax.decoding import specification
 from docs import kept, lists, tables
 
 
@@ -32,9 +33,9 @@ def test_pictures_are_those_of_the_reports():
 
 
 @pytest.mark.parametrize('name', [
-    *engines.DISCRETE.decoders, *engines.CONTINUOUS.decoders])
+    *specification.DECODERS, *continuous.DECODERS])
 def test_the_reference_has_every_named_decoder(name):
-  entry = (engines.DISCRETE.table | engines.CONTINUOUS.table)[name]
+  entry = (specification.DECODERS | continuous.DECODERS)[name]
   directive = rf'^::: {entry.build.__module__}\n    options: {{members: \[.*\b{name}\b.*\]}}$'
   pages = (page.read_text() for page in (tables.ROOT / 'docs' / 'api').glob('*.md'))
   assert any(re.search(directive, page, re.MULTILINE) for page in pages)

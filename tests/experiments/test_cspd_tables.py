@@ -99,4 +99,4 @@ def test_program_fits(mars, capsys, tmp_path):
   assert 'fitted to 4 levels' in out
   assert (mars / 'target' / 'model.json').read_bytes() == untouched
   fitted = cspd_jax.load(mars / 'model', target=output)
-  assert fitted.head_drafter(schedule_lib.make(), True).shape == (100,)
+  assert fitted.target(True).rho(schedule_lib.make()).shape == (100,)

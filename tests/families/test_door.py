@@ -11,7 +11,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.files import store
-from cspd_jax.generation import results
+from cspd_jax.generation import pixels as pixels_lib
 
 
 @pytest.fixture(scope='module')
@@ -29,9 +29,9 @@ def test_refilled_rows_use_the_options_of_their_image(model):
   prompts, first = ['sea', 'sky', 'sand', 'sea', 'sky'], np.arange(20).reshape(5, 4) % 6
   options = dict(seed=1, decoder='mc_sjd', window=3, prefix=first, rows=1,
                  guidance_scale=[1.0, 3.0, 1.5, 2.0, 2.5], temperature=[1.0, 0.0, 0.5, 1.5, 1.0])
-  model.programs.clear()
+  model.kept.programs.clear()
   refilled = model.generate(prompts, batch_size=2, **options)
-  assert [name.mode for name in model.programs] == [('slots', 2)]
+  assert [name.mode for name in model.kept.programs] == [('slots', 2)]
   whole = model.generate(prompts, **options)
   for name, one, other in zip(whole.decoded._fields, refilled.decoded, whole.decoded):
     if name == 'log_probs':  # Logarithms of two programs may differ in their last bits.
@@ -133,10 +133,10 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     (dict(prompts='sea', batch_size=0), 'batch_size is 0'),
 ])
 def test_mistakes_are_named_before_anything_is_compiled(model, arguments, message):
-  model.programs.clear()
+  model.kept.programs.clear()
   with pytest.raises(ValueError, match=message):
     model.generate(**arguments)
-  assert not model.programs
+  assert not model.kept.programs
 
 
 def test_under_transformations_of_jax(model):
@@ -169,7 +169,7 @@ def test_sampling_options_of_other_types(model, sampling):
 def test_bytes_are_rounded_to_the_nearest_level():
   pixels = np.array([-1.2, -1.0, 0.0, 1.0, 1.3], np.float32)
   np.testing.assert_array_equal(
-      results.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
+      pixels_lib.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
 
 
 @pytest.mark.parametrize('place', [None, 5, 1.5, b'demo', ['demo'], object()])

@@ -14,6 +14,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.cli import inputs
 from cspd_jax.files import store
+from cspd_jax.generation import options
 from tests.families import tiny
 
 
@@ -24,11 +25,11 @@ def test_a_new_family_has_every_decoder_that_needs_no_drafts(beach):
   assert exact.images.shape == (2, 16, 16, 3) and exact.sampling['guidance_scale'] == 1.5
   same = model.generate(['sea', 'sky'], seed=1, decoder='seed_exact')
   np.testing.assert_array_equal(same.images, exact.images)
-  for decoder in model.engine.decoders:
-    if model.engine.needs(decoder) is None:
-      assert model.engine.guarantee(model.decoder(decoder)) in ('exact', 'seed-exact')
+  for decoder in model.table.decoders:
+    if model.table.needs(decoder) is None:
+      assert model.decoder(decoder).guarantee in ('exact', 'seed-exact')
   relaxed = model.decoder('jacobi(window=4)+lantern_pp(lam=2)')
-  assert model.engine.guarantee(relaxed) == 'bounded'
+  assert relaxed.guarantee == 'bounded'
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_missing_drafts_are_named(beach):
     cspd_jax.load(beach).generate('sea', decoder='eagle')
   # A folder for which `cspd-train` has fitted a network, and the decoder's name alone.
   model = dataclasses.replace(cspd_jax.load(beach), drafts={'neighbours': None})
-  assert model.lacks('corrected') == (
+  assert options.lacks(model, 'corrected') == (
       "drafts with a corrector; model 'beach' has none: use corrected(corrector=neighbours), with "
       "a network that it has, or use a decoder without it, because 'tiny' models support none")
 

@@ -16,7 +16,6 @@ from cspd_jax.decoding.base import Target
 from cspd_jax.families import prompt_kinds
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind
-from cspd_jax.generation import engines
 from tests.experiments import models
 
 
@@ -94,7 +93,7 @@ def build(parts):
         features=lambda params, images: images.mean(axis=(1, 2)))
   return families.Model(
       name=parts.name, family='tiny', config=config, params=loaded['target'].params,
-      grid=(config.height, config.width), engine=engines.DISCRETE,
+      grid=(config.height, config.width),
       build_target=lambda guided: target(config, guided=guided),
       conditions=prompt_kinds.classes(config.num_classes, ('sand', 'sea', 'sky')),
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata)

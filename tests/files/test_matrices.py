@@ -12,6 +12,7 @@ from jax.sharding import PartitionSpec
 import cspd_jax
 from cspd_jax import sharding
 from cspd_jax.core import programs, random
+from cspd_jax.decoding import warp
 from cspd_jax.files import matrices, store
 from cspd_jax.generation import memory, stored_run
 from cspd_jax.models import llamagen
@@ -81,7 +82,7 @@ def test_exact_decoders_are_exact_to_it(folder, decoder):
   model = cspd_jax.load(folder, quantize='int8')
 
   def tokens(specification):
-    decode = model.decoder(model.engine.complete(specification, window=4), guided=True)
+    decode = model.decoder(model.table.complete(specification, window=4), guided=True)
     return np.asarray(jax.jit(decode)(
         model.params, model.condition([0, 1, 2]), jax.random.key(5),
         model.sampling(guidance_scale=2.0), model.draft_params(specification)).tokens)
@@ -244,7 +245,7 @@ def _compiled(model, text, batch):
   """Compiles a decoder; returns the program's text, and the shapes of the caches in it."""
   decoder, condition = model.decoder(text), jnp.zeros(batch, int)
   arguments = model.params, condition, random.row_keys(jax.random.key(0), batch)
-  options = model.engine.drop_inactive(model.sampling()), model.draft_params(text)
+  options = warp.drop_inactive(model.sampling()), model.draft_params(text)
   cache = jax.eval_shape(lambda *args: decoder.start(*args, *options).cache, *arguments)
   keys = jax.random.split(jax.random.key(0), batch)
   program = programs.compiled(
@@ -267,7 +268,7 @@ def test_a_round_copies_no_matrix(folder):
 
 @pytest.mark.parametrize('batch', [1, 2])
 @pytest.mark.parametrize('decoder, is_chain', [
-    ('mc_sjd(window=5)', True), ('seed_exact(tree=auto, window=16)', False),
+    ('mc_sjd(window=5)', True), ('seed_exact(tree=default_tree, window=16)', False),
     ('corrected(corrector=layers, window=16)', True)])
 def test_a_round_copies_no_keys_or_values(tmp_path, decoder, is_chain, batch):
   """Neither where they are written nor where those of an accepted path are moved."""

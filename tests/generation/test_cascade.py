@@ -9,7 +9,8 @@ import pytest
 
 from cspd_jax.core import guarantees
 from cspd_jax.core.guarantees import Guarantee
-from cspd_jax.generation import engines, gallery as gallery_lib, stored_run
+from cspd_jax.decoding import specification
+from cspd_jax.generation import gallery as gallery_lib, options as options_lib, stored_run
 from cspd_jax.generation.cascade import Both, Cascade, in_turn
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Handover, Tokenizer
@@ -32,8 +33,8 @@ def _encode(prompts):
 def pair():
   """Returns the model with its prior."""
   prior = Model(
-      'pair/prior', 'pair', None, PRIOR.params, (1, 2), engines.DISCRETE,
-      lambda guided: PRIOR.target, Conditions(_encode, list, NAMES, words=NAMES),
+      'pair/prior', 'pair', None, PRIOR.params, (1, 2), lambda guided: PRIOR.target,
+      Conditions(_encode, list, NAMES, words=NAMES),
       defaults={'temperature': 1.2}, handover=Handover(lambda tokens: {'tokens': tokens}, 1, ''))
 
   def codes(prompts):
@@ -48,7 +49,7 @@ def pair():
   tokenizer = Tokenizer(None, np.float32(1.0), decode=lambda params, tokens: jnp.broadcast_to(
       params * tokens.reshape(-1, 2, 2, 1) - 1, (len(tokens), 2, 2, 3)))
   return Cascade(prior, Model(
-      'pair', 'pair', None, LAST.params, (2, 2), engines.DISCRETE, lambda guided: target,
+      'pair', 'pair', None, LAST.params, (2, 2), lambda guided: target,
       Conditions(codes, lambda tokens: [f'codes {i}' for i in range(len(tokens))], ()),
       tokenizer))
 
@@ -60,7 +61,7 @@ def model():
 
 def _exact_joint(label):
   """The probability `[4, 81]` of every pair of sequences under both models."""
-  sampling = lambda **options: engines.DISCRETE.sampling({}, options)
+  sampling = lambda **options: options_lib.sampling(specification.TABLE, {}, options)
   first = PRIOR.distribution(sampling(temperature=SAMPLING['prior']['temperature']), label)
   last = [LAST.distribution(sampling(temperature=SAMPLING['temperature']), code)
           for code in range(4)]

@@ -12,7 +12,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import store
-from cspd_jax.generation import defaults as defaults_lib
+from cspd_jax.generation import defaults as defaults_lib, options
 from cspd_jax.generation.gallery import Gallery
 
 H200 = types.SimpleNamespace(device_kind='NVIDIA H200', platform='gpu')
@@ -106,7 +106,8 @@ def test_models_take_what_is_stored_for_their_device_and_batch(beach, tmp_path):
   assert str(elsewhere.specification(batch_size=2)) == 'vanilla'
   gpu = mock.Mock(platform='gpu', device_kind='some GPU')
   for drafts, text in (({}, 'mc_sjd'), ({'eagle': None}, 'eagle')):
-    assert all(str(model.engine.default(None, drafts, gpu, size)) == text for size in (1, 8))
+    assert all(str(options.default(model.table, None, drafts, gpu, size)) == text
+               for size in (1, 8))
 
 
 def test_a_group_of_devices_takes_its_share(beach):

@@ -42,7 +42,7 @@ def test_options_per_image(model, tmp_path):
 
 def test_memory_and_time_before_the_start(model, tmp_path, monkeypatch):
   options = dict(decoder='sjd(window=4)', batch_size=2)
-  measured = {model.device.device_kind: {'2': ['sjd(window=4)', 12.5]}}
+  measured = {model.devices[0].device_kind: {'2': ['sjd(window=4)', 12.5]}}
   tuned = dataclasses.replace(model, defaults={**model.defaults, 'seconds': measured})
   line = lambda model, **changes: opened(
       model, ['sea'] * 20, tmp_path / 'out', **(options | changes)).estimate

@@ -12,6 +12,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.continuous import head
 from cspd_jax.core import programs, random as random_lib
+from cspd_jax.decoding import warp
 from cspd_jax.generation import memory
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import DraftNetwork
@@ -86,7 +87,7 @@ def test_an_estimate_is_what_a_round_carries(model, decoder):
 def _compared(model, decoder, num_rows):
   """Estimated bytes of a decode, as a multiple of what the compiled program needs."""
   specification, shapes = model.specification(decoder), lambda tree: jax.eval_shape(lambda: tree)
-  built, sampling = model.decoder(specification, guided=True), model.engine.drop_inactive(
+  built, sampling = model.decoder(specification, guided=True), warp.drop_inactive(
       model.sampling(guidance_scale=2.0))
   condition, draft_params = np.arange(num_rows), model.draft_params(specification)
   key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), num_rows))

@@ -143,12 +143,12 @@ def test_the_picture_has_the_rounds_of_the_summary(out, monkeypatch):
 
 
 def test_progress_is_shown_on_request(model, out, capsys):
-  model.programs.clear()
+  model.kept.programs.clear()
   options = dict(seed=3, decoder='seed_exact', window=4, guidance_scale=[1.0, 2.0, 3.0])
   for progress in (None, False):
     model.generate(PROMPTS, progress=progress, **options)
     assert capsys.readouterr() == ('', '')
-  model.programs.clear()
+  model.kept.programs.clear()
   shown = model.generate(PROMPTS, progress=True, **options)
   np.testing.assert_array_equal(shown.tokens, out.tokens)
   captured = capsys.readouterr()

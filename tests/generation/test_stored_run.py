@@ -11,7 +11,8 @@ import pytest
 import cspd_jax
 from cspd_jax.decoding import decoders
 from cspd_jax.generation import memory
-from cspd_jax.generation.sampler import Sampler, fitted
+from cspd_jax.generation.images import fitted
+from cspd_jax.generation.sampler import Sampler
 from cspd_jax.generation.stored_run import decode, fingerprint, run
 from tests.generation import test_memory
 from tests.generation.test_rollouts import counted
@@ -60,12 +61,12 @@ def test_modes_and_batch_sizes_make_no_difference(model, one_by_one, batch_size,
 
 def test_one_decoder_has_one_program(model):
   """Requests of all callers share it: other images, options and keys do not compile again."""
-  model.programs.clear()
+  model.kept.programs.clear()
   for seed, temperature in ((3, 1.0), (jax.random.key(3), 0.5)):
     sampler = model.sampler(SJD, batch_size=2, sampling=model.sampling(temperature=temperature))
     decode(sampler.images(PROMPTS, seed=seed, slots=False, pixels=False))
   cspd_jax.Model.generate(model, PROMPTS[:2], decoder=SJD)
-  (name, program), = model.programs.items()
+  (name, program), = model.kept.programs.items()
   assert name == model.sampler(SJD).program() and program._cache_size() == 1
 
 
@@ -73,7 +74,7 @@ def test_picking_images_compiles_nothing(model):
   request = model.images(PROMPTS, dict(temperature=np.arange(1.0, 6.0)), decoder=SJD)
   assert request.pick(range(len(PROMPTS))) is request
   assert request.pick(range(len(PROMPTS))[::-1]).titles == request.titles[::-1]
-  model.programs.clear()
+  model.kept.programs.clear()
   jax.clear_caches()
   with counted() as compiled:
     parts = [request.pick(range(size)) for size in range(1, 6)]
@@ -164,7 +165,7 @@ def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
 
 
 @pytest.mark.parametrize('decoder, is_another', [
-    (SJD, False), ('sjd(window=3)+lantern(k=1,delta=0.5)', True)])
+    (SJD, False), ('jacobi(window=3)+lantern(k=1,delta=0.5)', True)])
 def test_a_run_of_neighbours_in_a_codebook_belongs_to_it(model, tmp_path, decoder, is_another):
   """LANTERN reads it, and other decoders draw the same tokens with any."""
   def first(seed):

@@ -48,10 +48,10 @@ def test_the_switch_makes_no_difference():
 def test_decoders_of_one_drafter_share_a_program(model):
   bench = Bench(model, ['sea', 'sky', 'sand'], batch_size=2)
   bench.share(DECODERS)
-  model.programs.clear()
+  model.kept.programs.clear()
   result = [bench.sample(text).tokens for text in DECODERS]
   # One for the first two, which return no draws, and three that others cannot share.
-  assert len(model.programs) == 4
+  assert len(model.kept.programs) == 4
   for text, tokens in zip(DECODERS, result):
     alone = decode(dataclasses.replace(
         model.images(bench.prompts, decoder=text, batch_size=2), slots=False))

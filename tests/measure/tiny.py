@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Tokenizer
 from cspd_jax.testing import tabular
@@ -23,8 +22,7 @@ def model(seed: int = 0, length: int = 4, tokenizer: Tokenizer | None = TOKENIZE
   """Returns a random model with three classes and four tokens."""
   table = tabular.tabular(jax.random.key(seed), vocab_size=4, length=length, num_classes=3)
   return Model(
-      'tiny', 'tiny', None, table.params, (1, length), engines.DISCRETE,
-      lambda guided: table.target, Conditions(
+      'tiny', 'tiny', None, table.params, (1, length), lambda guided: table.target, Conditions(
           lambda prompts: jnp.asarray(prompts, jnp.int32), lambda prompts: list(map(str, prompts)),
           [0, 1, 2]), tokenizer)
 

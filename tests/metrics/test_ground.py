@@ -39,8 +39,7 @@ def _sample(rounds):
                      _cache=dict(images=images))
 
 
-MODEL = types.SimpleNamespace(
-    grid=(WIDE, WIDE), cells=lambda values: values.reshape(-1, WIDE, WIDE))
+MODEL = types.SimpleNamespace(grid=(WIDE, WIDE), handover=None)
 
 
 def test_passes_are_divided_among_the_tokens_of_their_round():

@@ -60,9 +60,9 @@ def test_unknown_measurements_are_none():
 
 
 def test_the_list():
-  for engine in ('discrete', 'continuous'):
-    chosen = metrics.select(engine)
-    assert metrics.MAIN[engine] in chosen
+  for tokens in ('discrete', 'continuous'):
+    chosen = metrics.select(tokens)
+    assert metrics.MAIN[tokens] in chosen
     assert len({metric.name for metric in chosen}) == len(chosen)
     assert len({metric.heading for metric in chosen}) == len(chosen)
     assert {metric.group for metric in chosen} <= {'work', 'bound', 'fidelity'}

@@ -69,7 +69,7 @@ def test_exact_decoders_are_exact_to_it(folder, decoder):
   model = cspd_jax.load(folder, cache_dtype='int8', quantize='int8')
 
   def tokens(specification):
-    decode = model.decoder(model.engine.complete(specification, window=8), guided=True)
+    decode = model.decoder(model.table.complete(specification, window=8), guided=True)
     return np.asarray(jax.jit(decode)(
         model.params, model.condition([0, 1, 2]), jax.random.key(5),
         model.sampling(guidance_scale=2.0), model.draft_params(specification)).tokens)

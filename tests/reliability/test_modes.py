@@ -31,8 +31,8 @@ DECODERS = (
     'speculative(length=2)', 'eagle(tree=kary(2, 3))', 'eagle(tree=kary(2, 3), draws=iid)+kseq',
     'eagle(tree=chain(2))+block', 'eagle2(num_nodes=5, width=2, depth=3)', 'medusa(length=2)',
     'corrected(window=7, tree=caterpillar(2, 2))', 'corrected(window=4, corrector=neighbours)',
-    'mc_sjd(window=4)+cool', 'mc_sjd(window=4)+typical', 'mc_sjd(window=4)+lantern(k=1)',
-    'mc_sjd(window=4)+grouped(group=2, d_threshold=1.0)')
+    *(f'jacobi(coupling=maximal, window=4)+{verifier}' for verifier in (
+        'cool', 'typical', 'lantern(k=1)', 'grouped(group=2, d_threshold=1.0)')))
 QUICK = 'sjd(window=4)'
 WARP = SamplingParams(*map(np.asarray, (np.float32(1.5), np.float32([0.9, 0.7, 0.0]), np.int32(3),
                               np.float32(0.9), np.int32(2))))
@@ -49,8 +49,8 @@ def _all():
 
 
 def decoded(spec, params=MODEL.params, draft_params=DRAFT.params):
-  decoder = specification.build(spec, MODEL.target, specification.Resources(
-      tables.drafts(MODEL.target, DRAFT.target), CODEBOOK))
+  decoder = specification.build(
+      spec, MODEL.target, tables.drafts(MODEL.target, DRAFT.target), CODEBOOK)
   if specification.needs(spec) == 'medusa':
     draft_params = np.stack([draft_params] * 2)
   return jax.device_get(jax.jit(decoder)(

@@ -8,7 +8,7 @@ import pytest
 from cspd_jax import families
 from cspd_jax.continuous import head_drafter, schedule
 from cspd_jax.files import reading, run_folder
-from cspd_jax.generation import defaults
+from cspd_jax.generation import defaults, options
 from cspd_jax.measure import tables
 from cspd_jax.metrics import evaluation, inception, layouts
 from cspd_jax.models import inception as inception_network
@@ -41,7 +41,8 @@ def _model(folder):
     model.condition(list(model.prompts)[:1])
     model.conditions.titles(list(model.prompts)[:1])
     defaults.seconds(model.defaults.get('seconds'), 'cpu', 1, 'mc_sjd(window=2)')
-    model.engine.default(model.defaults.get('decoder'), model.drafts, model.device, 1)
+    options.default(
+        model.table, model.defaults.get('decoder'), model.drafts, model.devices[0], 1)
 
   return use
 

@@ -60,7 +60,7 @@ def outcome(spec, vocab_size, rounds):
   drafts = tables.drafts(model.target, model.target)
   params = jnp.stack([other] * 2) if specification.needs(spec) == 'medusa' else other
   decoder = specification.build(
-      spec, model.target, specification.Resources(drafts, CODEBOOK[:vocab_size]))
+      spec, model.target, drafts, CODEBOOK[:vocab_size])
   result = enumerate_rounds(decoder, model, GREEDY, rounds=rounds, draft_params=params)
   target = model.distribution(GREEDY)
   np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)

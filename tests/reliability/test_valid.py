@@ -9,7 +9,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import decoders, specification, warp as warp_lib
+from cspd_jax.decoding import decoders, warp as warp_lib
 from cspd_jax.decoding.base import Verdict, Verifier
 from cspd_jax.decoding.drafters.jacobi import jacobi
 from cspd_jax.decoding.loop import make_decoder
@@ -152,8 +152,8 @@ class TestBound:
     made = lambda exact: make_decoder(
         MODEL.target, jacobi(2), Verifier(verify, exact, needs_probs=False))
     np.testing.assert_array_equal(decoded(run=jax.jit(made(False))).tv_bound, NAN)
-    assert specification.guarantee(made(False)) == 'biased'
-    assert specification.guarantee(made(True)) == 'exact'
+    assert made(False).guarantee == 'biased'
+    assert made(True).guarantee == 'exact'
 
 
 @pytest.fixture(scope='module')

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.generation import engines
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Conditions, Tokenizer
 from cspd_jax.testing import tabular
@@ -28,7 +27,7 @@ def model() -> Model:
       raise ValueError(f'prompts holds {unknown[0]!r:.80}; it must be one of {", ".join(NAMES)}.')
     return jnp.asarray([NAMES.index(prompt) for prompt in prompts], jnp.int32)
 
-  return Model('tiny', 'tiny', None, table.params.at[2].set(np.nan), (3, 3), engines.DISCRETE,
+  return Model('tiny', 'tiny', None, table.params.at[2].set(np.nan), (3, 3),
                lambda guided: table.target, Conditions(encode, list, NAMES[:2], words=NAMES),
                TOKENIZER)
 

@@ -17,6 +17,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import families, sharding
 from cspd_jax.core import random
+from cspd_jax.decoding import warp
 from cspd_jax.files import store, weights
 from cspd_jax.generation import memory
 from cspd_jax.generation.stored_run import decode
@@ -76,7 +77,7 @@ def memory_share(mesh):
       model.params, sharding.split(model.params, kind.split, mesh))
   model = dataclasses.replace(model, params=params, mesh=mesh)
   text = 'mc_sjd(window=16)'
-  decoder, sampling = model.decoder(text, guided=True), model.engine.drop_inactive(
+  decoder, sampling = model.decoder(text, guided=True), warp.drop_inactive(
       model.sampling(guidance_scale=2.0))
   condition = np.zeros(num_rows, np.int32)
   program = jax.jit(sharding.over_images(decoder, mesh)).lower(

@@ -63,7 +63,7 @@ def test_images_are_those_of_the_exact_default_decoder(model, tokens):
   alone = request.sampler.bound(request, np.array([4]))()
   np.testing.assert_array_equal(alone.tokens[0], tokens[4])
   relaxed = cspd_jax.load('demo')
-  relaxed.defaults['decoder'] = 'mc_sjd(window=8)+cool'
+  relaxed.defaults['decoder'] = 'jacobi(coupling=maximal, window=8)+cool'
   assert str(_request(relaxed).sampler.specification) == 'vanilla'
   assert str(_request(relaxed, batch_size=1).sampler.specification) == 'mc_sjd(window=4)'
 
