@@ -240,7 +240,7 @@ def _checked(family_name: str, model: str | None, options: Mapping[str, Any] | N
   if model is not None and model not in family.presets:
     raise ConversionError(
         f'model is {model!r}; the published {family_name} models are: '
-        f'{", ".join(sorted(family.presets))}. Leave it out to infer the sizes from the file.')
+        f'{", ".join(sorted(family.presets))}; leave it out to infer the sizes from the file.')
   overrides = sorted(name for name, value in (options or {}).items() if value is not None)
   if model is not None and overrides:
     raise ConversionError(

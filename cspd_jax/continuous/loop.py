@@ -295,7 +295,7 @@ def _check_causal(num_tokens: int, stages: Sequence[base.Stage], ends: Sequence[
   if any(map(several, stages)):
     raise ValueError(
         'a causal model decodes one token per step, because every token depends on the one before '
-        f'it; the decoder has steps that end at {tuple(ends)}. Leave the number of steps out.')
+        f'it; the decoder has steps that end at {tuple(ends)}; leave the number of steps out.')
 
 
 def _check_parts(target: base.Target, verifier: base.Verifier, drafter: base.Drafter | None,

@@ -51,7 +51,7 @@ def model(draft: Target, aligned: bool = True, guided_as_verified: bool = False)
 def _check_pair(draft: Target, target: Target) -> None:
   if target.cached is not None or draft.cached is not None:
     raise ValueError('the target or the draft model is causal; a draft model requires masked models'
-                     ' on both sides. Decode a causal model with windows.')
+                     ' on both sides; decode a causal model with windows.')
   for name, words in (('num_tokens', 'tokens per image'), ('token_dim', 'numbers per token'),
                       ('num_streams', 'guidance streams')):
     of_target, of_draft = getattr(target, name), getattr(draft, name)

@@ -270,7 +270,7 @@ def row_axes(many: Any, few: Any, streams: int, num_many: int, num_few: int) -> 
     raise ContractError(
         f'the state of a decode has a leaf state{jax.tree_util.keystr(path)} of shape '
         f'{list(few.shape)} for {num_few} images and {list(many.shape)} for {num_many}; for '
-        f'continuous batching it must have one axis of size {size}, for B images. Change the cache '
+        f'continuous batching it must have one axis of size {size}, for B images; change the cache '
         'or the drafter, or decode all images at once (batch_size=None).')
 
   return jax.tree_util.tree_map_with_path(find, many, few)

@@ -106,6 +106,9 @@ def narrow(tokens: np.ndarray) -> np.ndarray:
 
 def check_length(prefix_length: int, num_tokens: int, row_width: int) -> None:
   """Raises ValueError unless a prefix of an image can have this number of tokens."""
+  if num_tokens <= row_width:
+    raise ValueError(f'the prefix has {prefix_length} tokens; it must be whole rows, and images of '
+                     'this model are one row; leave the prefix out.')
   if not 0 < prefix_length < num_tokens or prefix_length % row_width:
     raise ValueError(
         f'the prefix has {prefix_length} tokens; it must be whole rows of {row_width} tokens, 1 to '

@@ -218,7 +218,8 @@ def _sketches(name: str | os.PathLike) -> tuple[family_lib.Family, dict[str, Loa
   try:
     folder = find(name)
   except CheckpointError as error:
-    raise CheckpointError(f'{error} Published sizes are: {", ".join(sorted(presets))}.') from error
+    raise CheckpointError(f'{str(error).removesuffix(".")}; published sizes are: '
+                          f'{", ".join(sorted(presets))}.') from error
   description = read(folder)
   return family_lib.get(description['family']), {
       role: store.describe(folder / part, name=role) for role, part in description['parts'].items()

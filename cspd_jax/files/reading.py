@@ -387,6 +387,11 @@ class _ListedBriefly(io.BufferedReader):
 @contextlib.contextmanager
 def open_zip(path: pathlib.Path) -> Iterator[zipfile.ZipFile]:
   """Opens a zip file, if the list of its members has a usual length."""
-  with _ListedBriefly(io.FileIO(path)) as stream, zipfile.ZipFile(stream) as archive:
+  with _ListedBriefly(io.FileIO(path)) as stream:
+    try:
+      archive = zipfile.ZipFile(stream)
+    except NotImplementedError as error:  # Of a version that there is not.
+      raise zipfile.BadZipFile(str(error)) from error
     stream.limit = None  # Of the members themselves, `check_total` knows the sizes.
-    yield archive
+    with archive:
+      yield archive

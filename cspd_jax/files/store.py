@@ -428,7 +428,7 @@ def _find(path_or_name: str | os.PathLike, name: str = 'path_or_name', remedy: s
         f'{"" if remedy else ", and no shipped model of that name"}; {names}.')
   if not (folder / FILE).is_file():
     raise CheckpointError(f'{name} is {paths.shown(path_or_name)}, which is not a checkpoint '
-                          'folder: it has no model.json. Published .pt and .safetensors files are '
+                          'folder: it has no model.json; published .pt and .safetensors files are '
                           f'converted with `cspd-convert`; {names}.')
   return folder
 

@@ -221,7 +221,7 @@ class Model:
     # parameters fill the device until Python collects it.
     build = lambda: Sampler.build(
         self._replaced(), decoder, batch_size, sampling, raw_log_probs, options)
-    key = (decoder, batch_size, sampling, type(raw_log_probs), raw_log_probs,
+    key = (decoder, type(batch_size), batch_size, sampling, type(raw_log_probs), raw_log_probs,
            *((name, type(value), value) for name, value in options.items()))
     try:
       hash(key)

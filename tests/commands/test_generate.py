@@ -19,23 +19,6 @@ from tests.families import tiny
 
 pytestmark = pytest.mark.usefixtures('load_once')
 
-_BAD = {
-    'unknown prompt': (['--prompt=sea,moon'], ['moon', 'sand, sea, sky']),
-    'no file of prompts': (['--prompts={tmp}/nothing'], ['nothing']),
-    'file without prompts': (['--prompts={tmp}/empty'], ['empty', 'without prompts']),
-    'too many seeds': (['--prompt=sea', '--seed=1,2', '--num_images=1'], ['seed has 2']),
-    'no inception': (['--inception={tmp}/nothing'], ['nothing', 'no such folder']),
-    'no drafts': (['--decoder=eagle'], ['none', 'use a decoder without it']),
-    'no folder of the stream': (['--stream=missing/now.png'], ['stream is']),
-    'a stream of several devices': (
-        ['--stream=now.png', '--mesh=1x1'], ['cannot be streamed']),
-    'a seed that is no number': (['--seed=x'], ['--seed=x: it must be a whole number']),
-    'a parameter of a decoder': (['--window=16'], [
-        "--window is not a flag; for a parameter of a decoder, write "
-        "--decoder='NAME(window=VALUE)'"]),
-    'another evaluator': (['--evaluator=adm'], ['cspd-evaluate --evaluator']),
-}
-
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
@@ -57,12 +40,6 @@ def run(folder, capsys, tmp_path):
 def _names(result):
   assert result.code == 0, result.err
   return sorted(file.name for file in result.folder.iterdir())
-
-
-@pytest.mark.parametrize('name', _BAD)
-def test_bad_input(run, name):
-  words, message = _BAD[name]
-  calls.check_refused(run(*words), message)
 
 
 def test_images_of_a_file_of_prompts(run, folder):

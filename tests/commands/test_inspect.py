@@ -48,10 +48,3 @@ def test_the_cache_holds_the_condition_once(capsys, tmp_path):
   """The captions of `t2i_xl_256` are 120 tokens, which were counted twice."""
   result = calls.call(inspect.main, capsys, tmp_path / 'out', '--model=t2i_xl_256', '--window=1')
   assert 'cache of 1 image of 256 tokens: 0.139 GB' in result.out, result.out
-
-
-@pytest.mark.parametrize('words, message', [
-    (['--window=0'], 'window is'),
-    (['--model=nothing'], 'nothing'), (['--batch=0'], 'batch is 0')])
-def test_refused(capsys, tmp_path, words, message):
-  calls.check_refused(calls.call(inspect.main, capsys, tmp_path / 'out', *words), [message])

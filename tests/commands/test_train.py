@@ -1,7 +1,6 @@
 """`cspd-train`: sizes follow from the model, one command for every kind of network."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -61,48 +60,6 @@ def test_sizes_fit_every_published_model(model):
     recipe = train.recipe_for(described, model, kind)
     assert getattr(recipe.drafter, width) == described.config.dim
     assert recipe.drafter.num_tokens == described.num_tokens
-
-
-@pytest.mark.parametrize('words, message', [
-    (['--model=mar_demo'], "a 'mar' model of continuous tokens, for which nothing is trained"),
-    (['--kind=draft'], 'one of neighbours, local, corrector, eagle, medusa'),
-    (['--batch_size=99'], 'batch_size is 99'), (['--mesh=9x9'], 'it requires 81 devices'),
-    (['--kind=eagle', '--dtype=bfloat16'], "kind is 'eagle', which learns from the model in float"),
-    (['--model=demo', '--config=configs/train/drafters.py:medusa', '--target={tmp}/no'], 'no'),
-    (['--model={tmp}/x', '--config=configs/train/drafters.py:eagle'], 'give --target='),
-    (['--model=emoji', '--config=configs/train/drafters.py:eagle'], 'give --target=emoji in its'),
-    (['--prompts={tmp}/none'], 'cannot be read'), (['--export=x'], 'did you mean --output?'),
-    (['--config=configs/train/drafters.py:eagle', '--kind=medusa'],
-     "kind is 'medusa', but --config"),
-    (['--model=emoji', '--config=configs/train/drafters.py:emoji_medusa', '--prompts=x'],
-     "'runs/scenes/tokens.npz', have prompts of their own")])
-def test_refused_settings(llamagens, tmp_path, capsys, words, message):
-  words = [word.format(tmp=tmp_path) for word in words]
-  words += [f'--model={llamagens}/model'] if not words[0].startswith('--model') else []
-  code, out, err = _train(capsys, *words, f'--workdir={tmp_path}/work')
-  assert code == 2 and not out and message in err and err.count('\n') == 1, err
-
-
-@pytest.mark.slow
-def test_medusa_heads_are_for_families_that_have_them():
-  described = families.describe('janus_pro_7b')
-  with pytest.raises(ValueError, match="kind is 'medusa'; for model 'janus_pro_7b' it must be one "
-                                       'of neighbours, local, eagle, corrector'):
-    train.recipe_for(described, 'janus_pro_7b', 'medusa')
-
-
-@pytest.mark.parametrize('kind, message', [
-    ('neighbours', "the family 'tiny' of model {model!r} has no role of this name; .* or fit a "
-     'corrector to the target alone with cspd_jax.training.fit_corrector'),
-    ('eagle', "the family 'tiny' of model {model!r} has no teacher, from which such networks "
-     'learn; give its Model a families.Teacher, or train --kind=neighbours')])
-def test_families_that_do_not_teach(beach, tmp_path, monkeypatch, capsys, kind, message):
-  """It said "give a model of discrete tokens" of one."""
-  words = [f'--model={beach}', f'--kind={kind}', f'--workdir={tmp_path}/work']
-  for more in ([], ['--smoke']):
-    assert train.main(['cspd-train', *words, *more]) == 2
-    err = capsys.readouterr().err
-    assert re.search(message.format(model=str(beach)), err) and err.count('\n') == 1, err
 
 
 @pytest.fixture

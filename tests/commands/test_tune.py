@@ -17,32 +17,9 @@ from cspd_jax.measure import tuning
 from cspd_jax.measure.bench import Bench
 from tests.experiments import calls, models
 
-_BAD = {
-    'no batch': (['--batch_size='], ['batch_size']),
-    'batch of 0': (['--batch_size=0'], ['batch_size is (0,)']),
-    'no time': (['--minutes=0'], ['minutes is 0']),
-    'another guarantee': (
-        ['--guarantee=none'], ['guarantee', 'seed-exact, seed-exact up to rounding, exact, b']),
-    'shipped model': (
-        ['--model=demo'], ["'demo', which is part of the package", 'store=FOLDER', '--dry_run']),
-    'other networks': (
-        ['--model=demo', '--store={folder}'], ['beach', 'holds other networks', '--dry_run']),
-    'several groups': (
-        ['--mesh=2x1', '--dry_run'], ["mesh is '2x1'", 'first number must be 1']),
-    'nothing that can run': (
-        ['--decoder=eagle', '--guarantee=seed-exact'], ['nothing can run', 'EAGLE network']),
-}
-
 
 def _call(capsys, out, beach, *words):
   return calls.call(tune.main, capsys, out, f'--model={beach}', *words)
-
-
-@pytest.mark.parametrize('name', _BAD)
-def test_bad_input(beach, capsys, tmp_path, name):
-  words, result = _BAD[name]
-  calls.check_refused(_call(capsys, tmp_path / 'out', beach, *(
-      word.format(folder=beach) for word in words)), result)
 
 
 def test_the_fastest_are_stored_and_used(beach, capsys, tmp_path, monkeypatch):

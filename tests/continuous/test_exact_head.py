@@ -190,9 +190,3 @@ def test_recorded_chains_end_in_tokens_of_the_decoder(num_iter):
       schedule, level, chains.x[0], chains.eps[0]))
   distance = np.abs(np.asarray(last)[:, None] - np.asarray(decoded.tokens)).max(axis=-1)
   np.testing.assert_array_less(distance.min(axis=1), 2e-3)
-
-
-@pytest.mark.slow
-def test_trajectories_of_another_schedule():
-  with pytest.raises(ValueError, match='trajectories have 3 levels; the schedule has 10'):
-    head_drafter.fit_rho(LEVELS, head_drafter.Trajectories(*np.zeros((2, 3, 1, 1))))

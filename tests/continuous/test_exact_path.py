@@ -211,22 +211,3 @@ class ContractsTest(chex.TestCase):
     np.testing.assert_array_equal(whole.tokens, other.tokens)
     self.assertLess(whole.rounds.mean(), 3.5)
     np.testing.assert_array_equal(other.rounds, SIZE)
-
-  @parameterized.parameters(
-      (dict(num_tokens=4), 'draft has 4 tokens per image, the target 5; they must be equal'),
-      (dict(token_dim=2), 'draft has 2 numbers per token, the target 1'),
-      (dict(num_streams=2), 'draft has 2 guidance streams, the target 1'))
-  def test_models_that_do_not_fit(self, change, message):
-    with self.assertRaisesRegex(ValueError, message):
-      decoders.exact_path(CHAIN.target, CHAIN.target._replace(**change))
-
-  @pytest.mark.slow
-  def test_the_draft_models_parameters_are_required(self):
-    with self.assertRaisesRegex(ValueError, 'draft_params is None'):
-      jitted(draft_length=2, split=2)(CHAIN.params, LABELS[:3000], jax.random.key(1))
-
-  @parameterized.parameters('guidance_scale', 'temperature')
-  def test_sampling_of_other_rows(self, option):
-    with self.assertRaisesRegex(ValueError, option + r' has shape \(2,\); .* these 3 rows'):
-      jitted(draft_length=1).__wrapped__.check(
-          LABELS[:3], SamplingParams(**{option: np.ones(2, np.float32)}))

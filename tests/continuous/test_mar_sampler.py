@@ -5,10 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl.testing import parameterized
 
 from cspd_jax.continuous import decoders, schedule as schedule_lib
-from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.testing.exactness import compare
 from cspd_jax.testing.proofs import analytic
 
@@ -56,20 +54,3 @@ class MarTest(chex.TestCase):
     gap = np.std(run(True) - run(False))
     std = np.exp(0.5 * LEVELS.max_log_variance[0])  # 0.0064
     self.assertBetween(gap, 0.7 * std, 1.3 * std)
-
-
-class OptionsTest(chex.TestCase):
-
-  @parameterized.parameters(
-      (CHAIN, SamplingParams(2.0),
-       'guidance_scale is 2.0; it must be 1, because .* no null condition'),
-      (MODEL, SamplingParams('high'), "guidance_scale is 'high'; it must be a number"),
-      (MODEL, SamplingParams(1.0, True), 'temperature is True; it must be a number'))
-  def test_sampling(self, model, sampling, message):
-    decoder = decoders.mar(model.target, schedule=LEVELS)
-    with self.assertRaisesRegex(ValueError, message):
-      decoder(model.params, jnp.array([0]), jax.random.key(0), sampling)
-
-  def test_condition(self):
-    with self.assertRaisesRegex(ValueError, r'class labels \[3\]; this model supports 0 to 2'):
-      decoders.mar(MODEL.target).check(jnp.array([3]))

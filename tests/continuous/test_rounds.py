@@ -8,14 +8,11 @@ import pytest
 from cspd_jax.continuous import (
   cspd,
   decoders,
-  head as head_lib,
   path,
   schedule as schedule_lib,
 )
 from cspd_jax.continuous.cspd import released
-from cspd_jax.continuous.head import no_drafts
 from cspd_jax.continuous.loop import make_decoder
-from cspd_jax.continuous.path import path_test
 from cspd_jax.continuous.result import Decoded
 from cspd_jax.continuous.specification import DECODERS, build, complete
 from cspd_jax.continuous.visibility import TRUE
@@ -123,53 +120,14 @@ def test_a_share_of_one_needs_no_draft_model():
     assert [stage.stops for stage in decoder.stages] == [tuple(range(1, 8))]
 
 
-PATH, OWN = path_test(split=1), no_drafts(head_lib.ancestral(CHAIN.target, LEVELS))
-RELEASED = released(42.0, 'off')
-
-
-@pytest.mark.parametrize('verifier, stops, options, message', [
-    (PATH, (7,), dict(visibility=TRUE), 'drafter is None, but the verifier requires drafts'),
-    (OWN, (7,), dict(drafter=path.model(CHAIN.target)), 'the verifier accepts no drafts'),
-    (OWN, (7,), dict(visibility=TRUE), "visibility is 'true'; the verifier requires 'block'"),
-    (PATH, (7,), dict(drafter=path.model(CHAIN.target)), "visibility is 'block'; .* 'true'"),
-    (OWN, (3, 6), {}, r'stops is \(3, 6\) after a prefix of 0; .* the number of tokens, 7'),
-    (OWN, (4, 4, 7), {}, r'stops is \(4, 4, 7\)'), (OWN, (2, 7), dict(prefix=2), 'prefix of 2'),
-    (OWN, (), {}, r'stops is \(\) after'),
-    (RELEASED, (7,), dict(drafter=path.model(CHAIN.target._replace(token_dim=2))),
-     'draft has 2 numbers per token, the target 1'),
-    (OWN, (7,), dict(guidance='none'), "guidance is 'none'")])
-def test_parts_that_do_not_fit(verifier, stops, options, message):
-  with pytest.raises(ValueError, match=message):
-    make_decoder(CHAIN.target, LEVELS, verifier, stops, **options)
-
-
 @pytest.mark.slow
 def test_a_decoder_of_parts():
   """Speculation inside the head for the prefix, and blocks with true contexts after it."""
   sampler = decoders.speculative_head.speculative(CHAIN.target, LEVELS, 2)
   decoder = make_decoder(
-      CHAIN.target, LEVELS, RELEASED, (5, 7), drafter=path.model(CHAIN.target), visibility=TRUE,
-      prefix=3, prefix_sampler=sampler)
+      CHAIN.target, LEVELS, released(42.0, 'off'), (5, 7), drafter=path.model(CHAIN.target),
+      visibility=TRUE, prefix=3, prefix_sampler=sampler)
   decoded = quick(decoder)(CHAIN.params, LABELS, KEY, draft_params=DRAFT)
   np.testing.assert_array_equal(decoded.rounds, 3 + 2)
   np.testing.assert_array_equal(decoded.costs.target_passes, 3 + 4)
   assert decoded.kernels.tested.sum() == 3 * 3 * 4
-
-
-def test_the_output_of_a_verifier_is_checked():
-  verifier = OWN._replace(verify=lambda *args: OWN.verify(*args)._replace(length=jnp.int32(1)))
-  with pytest.raises(ValueError, match=r'verify of the verifier returned .*int32\[\]; .* \(3\)'):
-    jax.jit(make_decoder(CHAIN.target, LEVELS, verifier, (3, 7)))(CHAIN.params, LABELS, KEY)
-
-
-@pytest.mark.parametrize('change, message', [
-    (dict(transform=lambda params, condition, tokens, visible: tokens),
-     r'transform of the model returned z float32\[3, 7, 1\]; .* shape \(1, 3, 7, any\)'),
-    (dict(denoise=lambda params, x, step, z: (x[:, 0], x)),
-     r'denoise of the model returned eps float32\[3\]; .* float32 numbers of shape \(3, 1\)'),
-    (dict(denoise=lambda params, x, step, z: (x, x.astype(jnp.bfloat16))),
-     r'denoise of the model returned v bfloat16\[3, 1\]; .* float32')])
-def test_the_output_of_a_model_is_checked(change, message):
-  target = CHAIN.target._replace(**change)
-  with pytest.raises(ValueError, match=message):
-    jax.jit(decoders.mar(target, schedule=LEVELS))(CHAIN.params, LABELS, KEY)

@@ -156,14 +156,3 @@ def test_the_noise_of_a_flow_in_steps_of_the_cosine_process():
   np.testing.assert_allclose(
       np.cos((steps / 1000 + 0.008) / 1.008 * np.pi / 2)**2, share, atol=1e-12)
   assert steps[-1] == 1000 and np.all(np.diff(steps) > 0)
-
-
-@pytest.mark.parametrize('levels, options, message', [
-    (1001, {}, 'num_levels is 1001; .* 2 to 1000'),
-    (9, {'shift': 0}, 'shift is 0'), (9, {'shift': np.inf}, 'shift is inf'),
-    (9, {'last_step': 0}, 'last_step is 0'), (9, {'last_step': 1}, 'last_step is 1'),
-    (9, {'last_deviation': -1}, 'last_deviation is -1'),
-    (9, {'last_deviation': np.nan}, 'last_deviation is nan')])
-def test_flows_that_do_not_exist_are_refused(levels, options, message):
-  with pytest.raises(ValueError, match=message):
-    schedule_lib.flow(levels, **options)

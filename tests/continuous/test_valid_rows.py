@@ -126,21 +126,6 @@ def test_the_pieces_check_too():
   assert decoder.finish(state).valid.tolist() == [True, False]
 
 
-@pytest.mark.parametrize('condition,message', [
-    ([0, 1], 'convert lists to arrays'), (np.zeros((0,), np.int32), 'at least 1 row'),
-    (np.array([0.5]), 'one integer class label')])
-def test_conditions(condition, message):
-  with pytest.raises(ValueError, match=message):
-    jax.jit(decoders.mar(MASKED.target, None, LEVELS))(
-        MASKED.params, condition, jax.random.key(0))
-
-
-def test_a_check_of_another_shape():
-  target = MASKED.target._replace(check_condition=lambda labels: jnp.ones(3, bool))
-  with pytest.raises(ValueError, match=r'check_condition of the model returned supported rows'):
-    decoders.mar(target, None, LEVELS).check(LABELS)
-
-
 @pytest.mark.slow
 def test_images_with_invalid_tokens_are_named():
   model = cspd_jax.load('mar_demo')
@@ -151,14 +136,6 @@ def test_images_with_invalid_tokens_are_named():
 
 class TestParts:
   """Combinations that would sample something else."""
-
-  @pytest.mark.parametrize('build', [
-      lambda target: decoders.windows(target, 2, 2, FLOW),
-      lambda target: decoders.mar(target, 2, FLOW),
-      lambda target: decoders.exact_head(target, 2, 2, FLOW)])
-  def test_steps_of_several_tokens_of_a_causal_model(self, build):
-    with pytest.raises(ValueError, match=r'one token per step.* steps that end at .*4.*Leave'):
-      build(CAUSAL.target)
 
   @pytest.mark.slow
   def test_steps_of_one_token_of_a_causal_model(self):

@@ -1,19 +1,13 @@
 """Reading weight files without torch; files of torch itself are in `TestPickles`."""
 
 import argparse
-import bz2
 import collections
-import contextlib
-import gzip
-import io
 import json
-import lzma
 import os
 import pathlib
 import pickle
 import re
 import sys
-import zipfile
 
 import ml_dtypes
 import numpy as np
@@ -43,6 +37,24 @@ def test_safetensors_are_read_without_torch(tmp_path, monkeypatch):
   _assert_same(read.read(tmp_path / 'x.safetensors').tensors, _tensors())
 
 
+@pytest.mark.parametrize('dtype, name', [
+    (ml_dtypes.bfloat16, 'BF16'), (np.float16, 'F16'), (np.float64, 'F64'), (np.bool_, 'BOOL'),
+    (np.uint16, 'U16')])
+def test_dtypes_of_safetensors(tmp_path, dtype, name):
+  values = np.arange(6).reshape(2, 3).astype(dtype)
+  size = values.nbytes
+  header = json.dumps({'a': dict(dtype=name, shape=[2, 3], data_offsets=[0, size]),
+                       'none': dict(dtype=name, shape=[0, 2], data_offsets=[size] * 2)}).encode()
+  (tmp_path / 'x.safetensors').write_bytes(
+      len(header).to_bytes(8, 'little') + header + values.tobytes())
+  tensors = read.read(tmp_path / 'x.safetensors').tensors
+  assert (tensors['a'].dtype, tensors['a'].shape, tensors['a'].nbytes) == (
+      dtype, (2, 3), size)
+  for _ in range(2):  # Every use reads it again.
+    np.testing.assert_array_equal(np.asarray(tensors['a']), values, strict=True)
+  assert np.asarray(tensors['none']).shape == (0, 2)
+
+
 def test_a_folder_of_shards_is_one_model(tmp_path):
   first, second = {'a': np.ones(2)}, {'b': np.zeros(3)}
   safetensors.numpy.save_file(first, tmp_path / '1.safetensors')
@@ -60,10 +72,6 @@ def test_an_index_says_which_shards_belong_to_a_model(tmp_path):
   index.write_text(json.dumps({'weight_map': {'a': '1.safetensors', 'b': '2.safetensors'}}))
   with pytest.raises(ValueError, match='where 2.safetensors is missing; download it'):
     read.read(tmp_path)
-  for text in ('{', '[]', '{"weight_map": ["a"]}', '{"weight_map": {"a": 3}}'):
-    index.write_text(text)
-    with pytest.raises(ValueError, match='index.json (is damaged|cannot be read as JSON)'):
-      read.read(tmp_path)
 
 
 @pytest.mark.parametrize('suffix', ['safetensors', 'bin'])
@@ -110,13 +118,6 @@ def test_adapters_are_not_ignored(tmp_path):
   _assert_same(read.read(tmp_path / 'pytorch_model.bin').tensors, tensors)
 
 
-def test_both_forms_of_consolidated_files(tmp_path):
-  for name in ('consolidated.pth', 'consolidated.00.pth'):
-    torch_files.save(tmp_path / name, {'a': np.ones(2, np.float32)})
-  with pytest.raises(ValueError, match='has consolidated.pth and consolidated.00.pth, so'):
-    read.read(tmp_path)
-
-
 def test_files_of_other_formats_in_a_folder_are_named(tmp_path):
   tensors = {'a': np.ones(2, np.float32)}
   torch_files.save(tmp_path / 'pytorch_model.bin', tensors)
@@ -130,29 +131,6 @@ def test_files_of_other_formats_in_a_folder_are_named(tmp_path):
   assert read.left_out(tmp_path) == [
       '._model.safetensors', 'consolidated.00.pth', 'pytorch_model.bin', 'vqgan.ckpt']
   assert not read.left_out(tmp_path / 'model.safetensors')
-
-
-@pytest.mark.parametrize('name', [
-    'model.safetensors', 'x.pt', 'tokenizer.json', 'x.jit', 'pytorch_model.bin', 'consolidated.pth',
-    'model.safetensors.index.json'])
-@pytest.mark.parametrize('content, message', [
-    (b'version https://git-lfs.github.com/spec/v1\noid sha256:', 'is a pointer of Git LFS'),
-    (b'\0\5\x16\7\0\2\0\0Mac OS X', r'holds what macOS notes about another file \(AppleDouble\)'),
-    (b'/annex/objects/SHA256E-s1--0.pt\n', 'is a pointer of git-annex'),
-    (b'\n<!DOCTYPE html><html>', 'is a page of a web site, not the file; download it again'),
-    (b'{"error":"Access to model a/b is restricted"}',
-     'is the refusal of a model hub .*is restricted.*; accept the licence'),
-    (b'Access to model a/b is restricted and you are not', 'is the refusal of a model hub'),
-    (b'Entry not found', r'is the refusal of a model hub \(Entry not found\), not the file'),
-    (b'Invalid username or password.', 'is the refusal of a model hub .*run `hf auth login`'),
-    *((content, 'is compressed; unpack it') for content in (
-        gzip.compress(b'x', mtime=0), bz2.compress(b'x'), lzma.compress(b'x'),
-        b'7z\xbc\xaf\x27\x1c'))])
-def test_files_that_stand_for_others(tmp_path, name, content, message):
-  (tmp_path / name).write_bytes(content)
-  for source in {tmp_path / name, tmp_path} if 'model' in name else {tmp_path / name}:
-    with pytest.raises(ValueError, match=f'{name} {message}'):
-      read.read(source)
 
 
 _ARRAYS = {'a': np.arange(3, dtype=np.float32)}
@@ -179,39 +157,6 @@ def test_a_header_of_any_size_is_not_another_form(tmp_path):
   _assert_same(read.read(tmp_path / 'x.pt').tensors, {'a': np.full(1, 2, np.float32)})
 
 
-def _zip(*names):
-  stream = io.BytesIO()
-  with zipfile.ZipFile(stream, 'w') as archive:
-    for name in names:
-      archive.writestr(name, 'x')
-  return stream.getvalue()
-
-
-@pytest.mark.parametrize('name', ['x.pt', 'x.safetensors', 'x.bin', 'x.gguf'])
-@pytest.mark.parametrize('content, message', [
-    (b'GGUF\3\0\0\0' + bytes(99), 'is GGUF, .* convert the safetensors or PyTorch files'),
-    (b'\x89HDF\r\n\x1a\n' + bytes(99), 'is HDF5, .*; save the weights as safetensors'),
-    (b'\x93NUMPY\1\0', 'is one array of NumPy; save'),
-    (bytes(257) + b'ustar', 'is a tar archive; unpack it'),
-    (_zip('m/config.json', 'm/model.safetensors'),
-     'is a zip archive, which holds m/config.json, m/model.safetensors; unpack it'),
-    (_zip('a.npy', 'b.npy'), r'is an archive of arrays of NumPy \(npz\); save them'),
-    (pickle.dumps({'a': 1}), 'is a pickle, which is a program and is not run; save the weights'),
-    (b'{"architectures": ["LlamaForCausalLM"]}', "is text, which begins with '{\"arch.*specify"),
-    (b'\x89PNG\r\n\x1a\n' + bytes(9), 'is a picture; specify')])
-def test_whole_files_of_other_forms_are_named(tmp_path, name, content, message):
-  (tmp_path / name).write_bytes(content)
-  with pytest.raises(ValueError, match=f'{name} {message}') as error:
-    read.read(tmp_path / name)
-  assert 'download it again' not in str(error.value)
-
-
-def test_a_folder_of_another_form_says_which(tmp_path):
-  (tmp_path / 'x.gguf').write_bytes(b'GGUF\3\0\0\0')
-  with pytest.raises(ValueError, match='x.gguf is GGUF'):
-    read.read(tmp_path)
-
-
 @pytest.mark.parametrize('name, message', [
     ('__0_0.distcp', r'a checkpoint of torch.distributed.checkpoint.*format_utils dcp_to_torch'),
     ('pytorch_model_fsdp_0/__1_0.distcp', 'of torch.distributed.checkpoint.*dcp_to_torch'),
@@ -236,37 +181,29 @@ def test_checkpoints_of_several_processes_are_to_be_merged(tmp_path, name, messa
   _assert_same(read.read(tmp_path).tensors, _ARRAYS)  # The merged weights lie there, too.
 
 
-def test_tensors_of_one_process_are_to_be_merged(tmp_path):
-  torch_files.archive(tmp_path / 'x.pt', torch_files.mapping({'a': torch_files.call(
-      torch_files.name('torch.distributed.tensor', 'DTensor'))}))
-  with pytest.raises(ValueError, match='a .torch.distributed.tensor.DTensor.; .*so merge its'):
-    read.read(tmp_path / 'x.pt')
+def _consolidated(folder):
+  for name in ('consolidated.pth', 'consolidated.00.pth'):
+    torch_files.save(folder / name, _ARRAYS)
 
 
-def test_sources_that_are_neither_files_nor_folders_are_refused(tmp_path):
-  os.mkfifo(tmp_path / 'x.pt')
-  with pytest.raises(ValueError, match='neither a file nor a folder'):
-    read.read(tmp_path / 'x.pt')
-
-
-def test_missing_sources_and_parts_are_named(tmp_path):
-  with pytest.raises(ValueError, match='no such file'):
-    read.read(tmp_path / 'x.pt')
-  with pytest.raises(ValueError, match='without .safetensors'):
-    read.read(tmp_path)
-  safetensors.numpy.save_file(_tensors(), tmp_path / 'x.safetensors')
-  with pytest.raises(ValueError, match="key is 'ema'"):
-    read.read(tmp_path / 'x.safetensors', key='ema')
+@pytest.mark.parametrize('write, name, key, message', [
+    (lambda folder: None, 'x.pt', None, 'no such file'),
+    (lambda folder: None, '', None, 'without .safetensors'),
+    (lambda folder: os.mkfifo(folder / 'x.pt'), 'x.pt', None, 'neither a file nor a folder'),
+    (lambda folder: safetensors.numpy.save_file(_ARRAYS, folder / 'x'), 'x', 'ema', "key is 'ema'"),
+    (_consolidated, '', None, 'has consolidated.pth and consolidated.00.pth, so'),
+    (lambda folder: safetensors.numpy.save_file({'module.a': np.ones(2), **_ARRAYS}, folder / 'x'),
+     'x', None, 'a more than once')])
+def test_missing_sources_and_parts_are_named(tmp_path, write, name, key, message):
+  write(tmp_path)
+  with pytest.raises(ValueError, match=message):
+    read.read(tmp_path / name, key=key)
 
 
 def test_prefixes_of_wrapped_modules_are_stripped(tmp_path):
-  path = tmp_path / 'x.safetensors'
-  safetensors.numpy.save_file(
-      {'module._orig_mod.a': np.ones(2), '_orig_mod.b': np.ones(3), 'c.module.d': np.ones(1)}, path)
-  assert {'a', 'b', 'c.module.d'} == read.read(path).tensors.keys()
-  safetensors.numpy.save_file({'module.a': np.ones(2), 'a': np.ones(2)}, path)
-  with pytest.raises(ValueError, match='a more than once'):
-    read.read(path)
+  tensors = {'module._orig_mod.a': np.ones(2), '_orig_mod.b': np.ones(3), 'c.module.d': np.ones(1)}
+  safetensors.numpy.save_file(tensors, tmp_path / 'x')
+  assert {'a', 'b', 'c.module.d'} == read.read(tmp_path / 'x').tensors.keys()
 
 
 def test_sha256_is_that_of_the_file(tmp_path):
@@ -386,20 +323,6 @@ class TestPickles:
     _assert_same(result, {name: tensor.detach().numpy() for name, tensor in wanted.items()} | {
         'bfloat16': values.numpy().astype(ml_dtypes.bfloat16)})
 
-  @pytest.mark.filterwarnings('ignore')
-  @pytest.mark.parametrize('seed', range(3))
-  def test_any_change_is_read_or_refused(self, torch, tmp_path, seed):
-    torch.save({'model': self._state(torch), 'steps': 3}, tmp_path / 'x.pt')
-    data, rng = (tmp_path / 'x.pt').read_bytes(), np.random.default_rng(seed)
-    for _ in range(100):
-      place = int(rng.integers(len(data)))
-      noise = rng.bytes(int(rng.integers(1, 9)))
-      changed = [data[:place], data[:place] + noise + data[place + len(noise):],
-                 data[:place] + noise + data[place:], data + noise][rng.integers(4)]
-      (tmp_path / 'x.pt').write_bytes(changed)
-      with contextlib.suppress(ValueError):
-        list(map(np.asarray, read.read(tmp_path / 'x.pt').tensors.values()))
-
 
 @pytest.mark.parametrize('name', ['../x.safetensors', '..', '', '{tmp}/x.safetensors',
                                   'a\nb.safetensors', 'sub/x.safetensors', 'pipe.safetensors',
@@ -414,13 +337,6 @@ def test_names_in_an_index_lead_nowhere(tmp_path, name):
   (folder / 'model.safetensors.index.json').write_text(json.dumps({'weight_map': {'a': name}}))
   with pytest.raises(ValueError, match='index.json.*(holds the name|is damaged)'):
     read.read(folder)
-
-
-def test_an_index_without_files_is_damaged(tmp_path):
-  index = tmp_path / 'model.safetensors.index.json'
-  index.write_text(json.dumps({'weight_map': {}}))
-  with pytest.raises(ValueError, match='index.json is damaged .*weight_map is empty'):
-    read.read(index)
 
 
 def test_files_of_an_index_may_be_links(tmp_path):
@@ -439,10 +355,3 @@ def test_numbers_of_files_that_cannot_be(tmp_path, told):
   (tmp_path / 'params.json').write_text(json.dumps({'model_parallel_size': told}))
   with pytest.raises(ValueError, match='has model_parallel_size .* from 1 to 100'):
     read.files(tmp_path)
-
-
-def test_a_tokenizer_file_that_is_too_large(tmp_path):
-  (tmp_path / 'tokenizer.json').touch()
-  os.truncate(tmp_path / 'tokenizer.json', 20 << 30)
-  with pytest.raises(ValueError, match='tokenizer.json cannot be read as a file'):
-    read.read(tmp_path / 'tokenizer.json')

@@ -11,7 +11,7 @@ import pytest
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import accept, tree as trees
 from cspd_jax.decoding.drafters.jacobi import jacobi
-from cspd_jax.decoding.loop import Decoder, make_decoder
+from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.kseq import _factor, kseq
 from cspd_jax.decoding.verifiers.rejection import rejection
@@ -135,32 +135,6 @@ def test_kseq_factor():
     # At least 1 - 1/e of the best that any rule can accept with so many drafts.
     best = np.minimum(p, 1 - (1 - q) ** count).sum(1)
     assert np.all(accepted >= (1 - 1 / np.e) * best - 1e-12)
-
-
-@pytest.mark.parametrize('verifier,tree,draws,words', [
-    (block, TREE, 'distinct', 'block verification is for chains.*rejection'),
-    (block, trees.Budget(2, 2, 1), 'iid', 'block verification is for chains.*Budget'),
-    (block, CHAIN, 'fixed', "draws is 'fixed'.*records none"),
-    (kseq, TREE, 'distinct', "draws of the drafter is 'distinct'.*'iid'"),
-    (kseq, TREE, 'fixed', "'fixed'; kseq needs"),
-    (kseq, trees.Budget(2, 2, 1), 'iid', 'Budget.*run time')])
-def test_draws_and_trees_that_are_refused(verifier, tree, draws, words):
-  model = tabular(jax.random.key(0), 3, 4)
-  drafter = tabular_drafter(model, TREE if tree is TREE else CHAIN, draws)
-  drafter = drafter._replace(layout=drafter.layout._replace(tree=tree))
-  with pytest.raises(ValueError, match=words):
-    make_decoder(model.target, drafter, verifier())
-
-
-def test_drafters_that_are_refused():
-  model = tabular(jax.random.key(0), 3, 4)
-  with pytest.raises(ValueError, match='keeps drafts.*depends on later ones'):
-    make_decoder(model.target, jacobi(3), block())
-  with pytest.raises(ValueError, match="draws is 'all'"):
-    tabular_drafter(model, CHAIN, 'all')
-  with pytest.raises(ValueError, match='other has 2 tokens and length 4, the target 3'):
-    make_decoder(model.target, tabular_drafter(tabular(jax.random.key(0), 2, 4), CHAIN),
-                 rejection())
 
 
 @pytest.mark.parametrize('p,q', [

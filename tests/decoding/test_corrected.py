@@ -252,17 +252,6 @@ def test_the_rule_of_features():
     from_network(None, -1)
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(window=0), 'window is 0'), (dict(iterations=0), 'iterations is 0'),
-    (dict(num_corrected=0), 'num_corrected is 0'),
-    (dict(window=8, num_corrected=9), 'num_corrected is 9; .* from 1 to 7'),
-    (dict(window=8, tree=trees.paths(2, 3, 7)), 'side nodes with children'),
-    (dict(window=8, tree=trees.chain(3)), 'tree has 3 draft nodes, but window is 8')])
-def test_refused_options(arguments, message):
-  with pytest.raises(ValueError, match=message):
-    corrected(None, **arguments)
-
-
 def _neighbours(seed=0, **sizes):
   """A network of neighbours with random parameters, and random numbers for images."""
   config = neighbours.NeighboursConfig(
@@ -390,12 +379,3 @@ def test_windows_of_neighbours_are_those_of_the_whole_image():
       old, take(whole(put(image, first + 1, nodes)), first + 2, 4), atol=1e-6)
   prediction, _ = parts.score(env, state, take(image, start + 1, 3), None, start)
   np.testing.assert_allclose(prediction, take(whole(image), start + 1, 3), atol=1e-6)
-
-
-def test_a_target_without_features_is_refused(model):
-  built, other = model
-  target = built.target._replace(prefill=lambda *args: (lambda logits, features, cache: (
-      logits, None, cache))(*built.target.prefill(*args)))
-  decoder = make_decoder(target, corrected(from_network(network(target)), 4), rejection())
-  with pytest.raises(ValueError, match='The target returns no features'):
-    jax.eval_shape(decoder, built.params, jnp.zeros(2, int), jax.random.key(0), WARP, other)

@@ -123,27 +123,3 @@ def test_mutants_are_seen(name, vocab_size, rounds):
   }.get(name, JACOBI(3, 'maximal'))
   with mutants.MUTANTS[name].patch():
     assert total_variation(parts, vocab_size, rounds, PLAIN) > 1e-6
-
-
-def test_targets_without_a_small_image_have_no_tokens_of_one():
-  built = tabular(jax.random.key(0), 3, 4)
-  with pytest.raises(ValueError,
-                     match="initialization is 'repeat-small', but the target draws no small im"):
-    make_decoder(built.target, jacobi(3, initialization='repeat-small'), rejection())
-  with pytest.raises(ValueError, match='initialization'):
-    jacobi(3, initialization='repeat-below')
-
-
-def test_too_many_outcomes():
-  built = tabular(jax.random.key(0), 3, 4)
-  with pytest.raises(ValueError, match='more than max_outcomes = 1000'):
-    enumerate_rounds(
-        make_decoder(built.target, jacobi(4), rejection()), built, rounds=2, max_outcomes=1000)
-
-
-@pytest.mark.slow
-def test_noise_of_positions_is_refused():
-  built = tabular(jax.random.key(0), 3, 4)
-  drafter = jacobi(3, 'gumbel', tree=trees.caterpillar(2, 1, 2))
-  with pytest.raises(ValueError, match='compare a seed-exact decoder with vanilla'):
-    enumerate_rounds(make_decoder(built.target, drafter, match()), built)

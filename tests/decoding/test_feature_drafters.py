@@ -137,23 +137,6 @@ def test_greedy(draws):
   np.testing.assert_array_equal(decoded.rounds, 3)  # 1 + 4 + 1 tokens.
 
 
-@pytest.mark.parametrize('make,message', [
-    (lambda m: eagle(tables.network(m.target), trees.chain(0)), 'no draft nodes'),
-    (lambda m: eagle(tables.network(m.target), BUSHY, 'some'),
-     "draws is 'some'; it must be one of"),
-    (lambda m: eagle2(tables.network(m.target), 0), 'num_nodes is 0; .* from 1 to'),
-    (lambda m: eagle2(tables.network(m.target), 9, 2, 2), 'num_nodes is 9, but a beam .* has 6'),
-    (lambda m: medusa(tables.heads(m.target, 2), trees.chain(3)), 'tree is 3 deep; with 2 heads'),
-    (lambda m: make_decoder(m.target, eagle(tables.network(build(5).target), BUSHY), rejection()),
-     'vocab_size of the drafting network is 5, of the target 3'),
-    (lambda m: make_decoder(m.target, medusa(tables.heads(build(5).target, 2), SMALL), rejection()),
-     'vocab_size of the heads is 5'),
-])
-def test_bad_options(make, message):
-  with pytest.raises(ValueError, match=message):
-    make(build(dtype=jnp.float32))
-
-
 def test_published_trees():
   sizes = {'EAGLE': (4, 8, 8, 3, 2), 'LANTERN': (5, 13, 16, 14, 9), 'BALANCED': (3, 8, 9, 3, 2),
            'REVERSE_BALANCED': (3, 4, 6, 5, 7), 'MEDUSA': (10, 23, 23, 7)}
@@ -161,11 +144,3 @@ def test_published_trees():
     tree = getattr(trees, name)
     assert tuple(np.bincount(tree.depth)[1:]) == levels
     assert tree.main_length == len(levels)
-
-
-@pytest.mark.parametrize('counts,message', [
-    ('2 5:1', 'has children for 5'), ('2 0:x', "entry '0:x'"), ('2 0:1 0:2', "entry '0:2'"),
-    ('2 0:0', "entry '0:0'")])
-def test_bad_branching(counts, message):
-  with pytest.raises(ValueError, match=message):
-    trees.branching(counts)

@@ -10,7 +10,7 @@ import pytest
 
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import decoders, specification, tree as trees
+from cspd_jax.decoding import decoders, specification
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.jacobi import KINDS, jacobi
 from cspd_jax.decoding.loop import make_decoder
@@ -199,20 +199,3 @@ def test_steps_by_hand():
 @pytest.mark.slow
 def test_without_jit():
   assert_same(build('sjd_pac')(MODEL.params, LABELS, jax.random.key(7), WARP), decode('sjd_pac'))
-
-
-def _decode_eagerly(labels=jnp.asarray([0, 1]), key=jax.random.key(0), sampling=WARP):
-  return decoders.sjd(MODEL.target, 2)(MODEL.params, labels, key, sampling)
-
-
-@pytest.mark.parametrize('run, message', [
-    (lambda: jacobi(4, 'minimal'), "coupling is 'minimal'"),
-    (lambda: jacobi(4, tree=trees.Tree((-1, 0, 0, 2))), 'beyond the main chain'),
-    (lambda: decoders.speculative(MODEL.target, tabular(jax.random.key(0), 3, 6).target),
-     'vocab_size of the draft model is 3, of the target 4'),
-    (lambda: _decode_eagerly(labels=jnp.asarray([0, 5])), 'supports 0 to 2'),
-    (lambda: _decode_eagerly(sampling=SamplingParams(top_p=0.0)), 'top_p is 0'),
-    (lambda: _decode_eagerly(key=jax.random.split(jax.random.key(0), 3)), r'key has shape \(3,\)')])
-def test_refused(run, message):
-  with pytest.raises(ValueError, match=message):
-    run()

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cspd_jax
-from cspd_jax import SamplingParams, continuous, decoding
+from cspd_jax import SamplingParams, continuous
 from cspd_jax.continuous import schedule as schedule_lib, specification
 from cspd_jax.core.random import row_keys
 from cspd_jax.decoding import specification as discrete
@@ -63,32 +63,6 @@ def test_help(tokens, name, monkeypatch):
 @pytest.fixture(scope='module')
 def loaded():
   return cspd_jax.load('demo')
-
-
-@pytest.mark.parametrize('make,message', [
-    (lambda model: cspd_jax.mc_sjd(model), "target is Model.'demo'.*such as model.target.gu"),
-    (lambda model: cspd_jax.seed_exact(model.target), 'target is .*such as .*guided=True'),
-    (lambda model: cspd_jax.vanilla(None), 'target is None; it must be a .*decoding.base.Target'),
-    (lambda model: cspd_jax.vanilla(CHAIN.target), f'{CONTINUOUS}; it must be a {DISCRETE}'),
-    (lambda model: decoding.build('mc_sjd', model), 'target is Model.*such as model.target'),
-    (lambda model: continuous.mar(T), f'{DISCRETE}; it must be a {CONTINUOUS}'),
-    (lambda model: continuous.mar(model), 'target is Model.*such as model.target.guided=True'),
-    (lambda model: continuous.parallel(model.target), 'target is .*such as model.target.guided'),
-    (lambda model: continuous.exact_path(CHAIN.target, T), f'draft is a {DISCRETE}; it must be'),
-    (lambda model: cspd_jax.speculative(T, model), 'draft_target is Model.*such as model.target'),
-    (lambda model: cspd_jax.eagle(T, model.drafts['eagle']), 'network is .*such as model.dra'),
-    (lambda model: cspd_jax.eagle(T, network(T), 'EAGLE'), "tree is 'EAGLE'; it must be a .*Tree"),
-    (lambda model: cspd_jax.medusa(T, network(T)), 'heads is a Network; it must be a .*Heads'),
-    (lambda model: cspd_jax.corrected(T, network(T)), 'corrector is a Network; it must be a '),
-    (lambda model: from_model(network(T)), 'small is a Network; it must be a .*Target'),
-    (lambda model: cspd_jax.sjd(T, tree='chain'), "tree is 'chain'; it must be a .*Tree"),
-    (lambda model: cspd_jax.sjd_pac(T, 2.5), 'window is 2.5; it must be a whole number'),
-    (lambda model: cspd_jax.decoder(model, 'mc_sjd'), 'pass the text first, then the model: cspd'),
-    (lambda model: cspd_jax.decoder('mc_sjd', T), 'model is Target.*decoding.build.text, target'),
-])
-def test_first_mistakes_say_what_to_type(loaded, make, message):
-  with pytest.raises(ValueError, match=message):
-    make(loaded)
 
 
 @pytest.mark.parametrize('decoder,params,condition', [

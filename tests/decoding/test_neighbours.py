@@ -30,12 +30,3 @@ class TableTest(parameterized.TestCase):
   def test_chunks_make_no_difference(self):
     with mock.patch.object(lantern, '_CHUNK', 350):
       np.testing.assert_array_equal(neighbour_table(CODEBOOK, 7), by_sorting(CODEBOOK, 7))
-
-  @parameterized.named_parameters(
-      ('k', dict(k=50), 'k is 50; a codebook of 50 rows has 1 to 49'),
-      ('no_k', dict(k=0), 'k is 0'),
-      ('shape', dict(codebook=CODEBOOK[0], k=3), r'shape \(4,\)'),
-      ('finite', dict(codebook=CODEBOOK * np.inf, k=3), 'finite matrix'))
-  def test_refused(self, options, words):
-    with self.assertRaisesRegex(ValueError, words):
-      neighbour_table(**{'codebook': CODEBOOK, **options})

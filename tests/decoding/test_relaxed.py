@@ -215,60 +215,6 @@ def test_greedy(lam):
   assert (others.sum() > 0) == (lam > 1)
 
 
-@pytest.mark.parametrize('build, words', [
-    (lambda: lantern(TABLE, 1.0), 'delta is 1.0.* at least 0 .*below 1'),
-    (lambda: lantern(TABLE, -0.1), 'delta is -0.1'),
-    (lambda: lantern(TABLE, 0.7, metric='jsd'), "metric 'jsd', below 0.693"),
-    (lambda: lantern(TABLE, 0.1, metric='kld'), "metric is 'kld'.*tvd, jsd"),
-    (lambda: lantern_pp(TABLE, 0.9), 'lam is 0.9; it must be at least 1'),
-    (lambda: lantern(TABLE, 0.1, k=4), 'k is 4; with a table of 3 .*must be 1 to 3'),
-    (lambda: lantern(TABLE, 0.1, k=0), 'k is 0'),
-    (lambda: lantern_pp(TABLE, 2, residual='released_lumina'),
-     r'1 to 2, because the released code sets k \+ 1'),
-    (lambda: lantern(TABLE, 0.1, residual='van'), "residual is 'van'.*gstar, paper"),
-    (lambda: lantern(TABLE, 0.1, residual='paper', greedy=True), 'leave it out'),
-    (lambda: lantern(TABLE[0], 0.1), 'must be integers'),
-    (lambda: lantern(TABLE * 1.0, 0.1), 'type float64; it must be integers'),
-    (lambda: lantern(TABLE + 1, 0.1), 'must be tokens, 0 to 3'),
-    (lambda: lantern(np.array([[1], [1]]), 0.1), 'row 1 contains 1 itself'),
-    (lambda: lantern(np.array([[1, 2], [2, 2], [0, 1]]), 0.1),
-     'row 1 lists a neighbour twice'),
-    (lambda: grouped(0), 'group is 0; it must be at least 1'),
-    (lambda: grouped(3, 0.0), 'p_threshold is 0.0; it must be above 0'),
-    (lambda: grouped(3, d_threshold=1.0), 'embeddings are missing'),
-    (lambda: grouped(3, embeddings=CODEBOOK), 'd_threshold is None'),
-    (lambda: grouped(3, embeddings=CODEBOOK[0], d_threshold=1.0), r'must be \[V, D\]'),
-    (lambda: grouped(3, embeddings=CODEBOOK, d_threshold=0.0), 'd_threshold is'),
-    (lambda: typical(1.0), 'epsilon is 1.0; it must be above 0 and below 1'),
-    (lambda: typical(0.1, 0.0), 'delta is 0.0'),
-    (lambda: uniform(0.9), 'delta is 0.9; .* a factor of at least 1'),
-    (lambda: cool(0.0), 'delta is 0.0'),
-    (lambda: cool(1.1, -0.1), 'nu is -0.1; .* a rate of at least 0'),
-    (lambda: cool(1.1, length=0), 'length is 0'),
-    (lambda: cool_linear(1.1, np.inf), 'l is inf; it must be a whole number'),
-    (lambda: cool_linear(1.1, 5, length=5), 'l is 5, .*depths 1 to 5: l must be larger')])
-def test_refused(build, words):
-  with pytest.raises(ValueError, match=words):
-    build()
-
-
-@pytest.mark.parametrize('build, words', [
-    (lambda: lantern(TABLE[:3, :1] % 3, 0.1), 'table has 3 rows, .* 4 tokens'),
-    (lambda: grouped(5), 'group is 5, but the target has 4 tokens'),
-    (lambda: grouped(3, embeddings=CODEBOOK[:3], d_threshold=1.0),
-     'embeddings have 3 rows, .* 4 tokens'),
-    (lambda: cool_linear(1.1, 3), 'l is 3, .*depths 1 to 3')])
-def test_refused_with_a_target(build, words):
-  with pytest.raises(ValueError, match=words):
-    make_decoder(MODEL.target, jacobi(4), build())
-
-
-def test_greedy_needs_temperature_zero():
-  decoder = make_decoder(MODEL.target, jacobi(4), lantern(TABLE, 0.1, greedy=True))
-  with pytest.raises(ValueError, match='temperature is 1.0'):
-    decoder.check(LABELS)
-
-
 def test_only_exact_verifiers_say_so():
   assert rejection().exact
   assert all(verifier.bounded and not verifier.exact for verifier, _ in VERIFIERS.values())

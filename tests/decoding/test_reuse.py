@@ -7,8 +7,6 @@ import pytest
 
 from cspd_jax.decoding import specification
 from cspd_jax.decoding.drafters import jacobi
-from cspd_jax.decoding.loop import make_decoder
-from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import enumerate as enumerate_lib
 from cspd_jax.testing.tabular import tabular
 
@@ -69,16 +67,6 @@ def test_equal_distributions_retain_every_token():
   table, recorded = outcomes(q, q, 1.0)
   np.testing.assert_allclose(table, np.eye(VOCAB), atol=1e-15)
   np.testing.assert_allclose(recorded, q, atol=1e-15)
-
-
-def test_a_verifier_without_distributions_is_refused():
-  model = tabular(jax.random.key(0), 3, 5)
-  verifier = rejection()._replace(needs_probs=False)
-  with pytest.raises(ValueError, match="the drafter is 'reuse', which needs the distributions"):
-    decoder = make_decoder(model.target, jacobi.reuse(3), verifier._replace(
-        verify=lambda rng, layout, tokens, probs, target_probs, positions: rejection().verify(
-            rng, layout, tokens, target_probs[:-1], target_probs, positions)))
-    jax.eval_shape(decoder, model.params, jnp.zeros(2, jnp.int32), jax.random.key(0))
 
 
 def test_one_token_per_pass_has_nothing_to_reuse():

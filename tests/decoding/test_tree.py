@@ -54,16 +54,3 @@ class TreeTest(parameterized.TestCase):
   def test_hashable_and_equal(self):
     self.assertEqual(hash(trees.chain(3)), hash(trees.paths(1, 1, 3)))
     self.assertEqual(trees.chain(3), trees.caterpillar(1, 2, 3))
-
-  @parameterized.parameters(
-      (lambda: trees.Tree((0,)), 'must be -1'),
-      (lambda: trees.Tree((-1, 2, 0)), r'parents\[1\] is 2'),
-      (lambda: trees.chain(-1), 'length is -1'),
-      (lambda: trees.paths(3, 2, 5), 'at least 6 nodes'),
-      (lambda: trees.caterpillar(0, 2, 5), 'num_candidates is 0'),
-      (lambda: trees.kary(2, 1, 5), 'levels is 1'),
-      (lambda: trees.kary(4, 4, 64), 'num_nodes is 64'),
-  )
-  def test_errors(self, build, message):
-    with self.assertRaisesRegex(ValueError, message):
-      build()

@@ -111,14 +111,6 @@ class WarpTest(chex.TestCase):
                      SamplingParams(1.0, 0.0, 0, 1.0)):
       probabilities(logits, jax.tree.map(jnp.float32, sampling), _FIRST)
 
-  @parameterized.parameters(
-      (SamplingParams(temperature=-1.), 2, 'temperature is -1'),
-      (SamplingParams(guidance_scale=2.), 1, 'no null condition'),
-  )
-  def test_errors(self, sampling, streams, message):
-    with self.assertRaisesRegex(ValueError, message):
-      warp_lib.check(sampling, streams, 2)
-
 
 class SettledTest(parameterized.TestCase):
 

@@ -63,17 +63,6 @@ def test_the_plan(capsys, tmp_path):
   assert code == 0 and all(name in shown for name in accelerator.STAGES) and not folder.exists()
 
 
-@pytest.mark.parametrize('words, message', [
-    (('--stages=xl,nothing',), "stages is 'nothing'; it must be one of exact, batches"),
-    (('--minutes=0',), 'minutes is 0'), (('--repo={tmp}/nothing',), 'repo is'),
-    (('--repo={tmp}',), 'does not contain autoregressive/models/gpt.py'),
-    (('--stages=',), 'stages is empty')])
-def test_refused_before_anything_runs(capsys, tmp_path, words, message):
-  result = calls.call(accelerator.main, capsys, tmp_path / 'out', *(
-      word.format(tmp=tmp_path) for word in words))
-  calls.check_refused(result, [message])
-
-
 def test_a_stage_whose_rows_are_of_another_machine_fails(capfd, tmp_path):
   (tmp_path / 'served').mkdir()
   (tmp_path / 'served' / 'report.json').write_text(json.dumps(

@@ -79,18 +79,6 @@ def _fit(capsys, mars, *words):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('words,message', [
-    (['--num_chains=4'], 'num_chains is 4; it must be a whole number from 32'),
-    (['--kernels_per_call=1'], 'kernels_per_call is 1'),
-    (['--num_iter=5'], 'num_iter is 5'), (['--guidance_scale=1'], 'guidance_scale is 1'),
-    (['--model=demo'], 'which has discrete tokens'),
-    (['--output={tmp}'], 'which exists; use another folder')])
-def test_fits_that_are_refused(mars, capsys, words, message):
-  code, out, err = _fit(capsys, mars, *(word.format(tmp=mars) for word in words))
-  assert code == 2 and not out and message in err and err.count('\n') == 1
-
-
-@pytest.mark.slow
 def test_program_fits(mars, capsys, tmp_path):
   output, untouched = tmp_path / 'fitted', (mars / 'target' / 'model.json').read_bytes()
   code, out, err = _fit(capsys, mars, f'--output={output}')

@@ -55,10 +55,3 @@ def test_sizes(name, roles, num_tokens, streams, shapes):
   assert whole.target(guided=True).num_streams == streams
   for path, shape in shapes.items():
     assert functools.reduce(lambda tree, key: tree[key], path, whole.params).shape == shape
-
-
-def test_mistakes():
-  with pytest.raises(ValueError, match='layers is 13.*1 to 12'):
-    families.describe('c2i_b_256', layers=13)
-  with pytest.raises(ValueError, match=r'Published sizes are: .*c2i_b_256'):
-    families.describe('nothing of this name')

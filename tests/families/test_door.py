@@ -1,6 +1,5 @@
 """`Model.generate` and `stream`: one call from prompts to images, checked before it compiles."""
 
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +8,6 @@ import pytest
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import families
-from cspd_jax.files import store
 from cspd_jax.generation import pixels as pixels_lib
 
 
@@ -101,89 +98,7 @@ def test_prompts_and_seeds_in_every_form(model, tmp_path):
     assert model.images('sea', seed=scalar).seeds == [(3, 0)]
 
 
-@pytest.mark.parametrize('arguments, message', [
-    (dict(prompts=['sea', 3]), 'prompts mixes names and numbers'),
-    (dict(prompts=[]), 'prompts is empty'),
-    (dict(prompts=['dog']), "prompts holds 'dog'; .*[^?]$"),
-    (dict(prompts=['Seaa']), "prompts holds 'Seaa'; it must be a class .*; did you mean sea[?]"),
-    (dict(prompts=[3]), 'prompts holds 3; it must be a class from 0 to 2'),
-    (dict(prompts=[1.0]), 'holds 1.0, which is a float; it must be a class from 0 to 2'),
-    (dict(prompts=pathlib.Path('missing.txt')), "prompts is 'missing.txt', which cannot be read"),
-    (dict(prompts='sea', seed=-1), 'seed is -1'),
-    (dict(prompts='sea', seed=2**32), 'seed is 4294967296'),
-    (dict(prompts='sea', seed=1.0), 'seed is 1.0'),
-    (dict(prompts='sea', seed=[1, 2]), 'seed has 2 numbers for 1 images'),
-    (dict(prompts='sea', seed=[jax.random.key(0)]), 'seed is .*key.*; it must be a whole number'),
-    (dict(prompts='sea', decoder=lambda size: 'vanilla'), 'decoder is <function'),
-    (dict(prompts='sea', decoder='mc_sjd(windw=3)'), 'windw'),
-    (dict(prompts='sea', decoder='mc_sjd', window=0), 'window'),
-    (dict(prompts='sea', decoder='mc_sjd', widow=4), 'widow is neither .* did you mean window?'),
-    (dict(prompts='sea', seeds=3), 'seeds is neither .* did you mean seed?'),
-    (dict(prompts='sea', raw_logprobs=True), 'raw_logprobs is .* did you mean raw_log_probs?'),
-    (dict(prompts='sea', decoder='seedexact'), "'seedexact' is not reg.* did you mean seed_exact?"),
-    (dict(prompts='sea', qqqqqq=3), r'qqqqqq is neither .*\)\.$'),
-    (dict(prompts='sea', sampling={'top_k': 3}),
-     "sampling is {'top_k': 3}; pass sampling options as arg"),
-    (dict(prompts='sea', sampling=cspd_jax.SamplingParams()),
-     'sampling is SamplingParams.* arguments of their own'),
-    (dict(prompts='sea', decoder='speculative'),
-     "'speculative', which drafts with a draft model; model 'beach' has none: 'tiny' models"),
-    (dict(prompts='sea', temperature=-1), 'temperature is -1'),
-    (dict(prompts='sea', guidance_scale=[1.0, 2.0]), 'guidance_scale has shape'),
-    (dict(prompts='sea', batch_size=0), 'batch_size is 0'),
-])
-def test_mistakes_are_named_before_anything_is_compiled(model, arguments, message):
-  model.kept.programs.clear()
-  with pytest.raises(ValueError, match=message):
-    model.generate(**arguments)
-  assert not model.kept.programs
-
-
-def test_under_transformations_of_jax(model):
-  ask = lambda **arguments: model.generate('sea', decoder='vanilla', **arguments).tokens
-  for run in (lambda: jax.jit(lambda x: ask() + x)(0),
-              lambda: jax.vmap(lambda seed: ask(seed=seed))(jnp.arange(2)),
-              lambda: jax.grad(lambda scale: ask(temperature=scale).sum() * 1.0)(1.0)):
-    with pytest.raises(ValueError, match='inside of a function that JAX traces.*request them out'):
-      run()
-
-
-def test_near_names_of_other_functions(model):
-  with pytest.raises(ValueError, match='drft is not a part .* did you mean draft?'):
-    cspd_jax.load('demo', drft='folder')
-  with pytest.raises(ValueError, match='cfg_scale is not .* did you mean guidance_scale'):
-    model.sampling(cfg_scale=3)
-
-
-@pytest.mark.parametrize('sampling', [{'temperature': 1.0}, 1.0, (1.0,)])
-def test_sampling_options_of_other_types(model, sampling):
-  decoder, condition = model.decoder('vanilla'), model.condition(['sea'])
-  with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
-    decoder.check(condition, sampling)
-  with pytest.raises(ValueError, match='must be a cspd_jax.SamplingParams, such as SamplingParams'):
-    jax.eval_shape(decoder, model.params, condition, jax.random.key(0), sampling, None)
-  with pytest.raises(ValueError, match='pass model.sampling'):
-    model.sampler('vanilla', sampling=sampling)
-
-
 def test_bytes_are_rounded_to_the_nearest_level():
   pixels = np.array([-1.2, -1.0, 0.0, 1.0, 1.3], np.float32)
   np.testing.assert_array_equal(
       pixels_lib.to_bytes(pixels.reshape(1, 1, 5, 1)).ravel(), [0, 0, 128, 255, 255])
-
-
-@pytest.mark.parametrize('place', [None, 5, 1.5, b'demo', ['demo'], object()])
-def test_values_that_are_no_paths_are_refused(place):
-  for load in (cspd_jax.load, store.load, store.describe, families.describe):
-    with pytest.raises(ValueError, match='(model|path_or_name) is .*; it must be a path'):
-      load(place)
-
-
-@pytest.mark.parametrize('prompts, message', [
-    ({'sea', 'sky'}, 'prompts is a set, which has no order'),
-    ({'sea': 1}.keys(), 'prompts is a dict_keys'), (iter(['sea']), 'it must be a prompt, a list'),
-    (b'sea', "prompts is b'sea'; it must be"), (1.5, 'prompts is 1.5; it must be')])
-def test_prompts_without_an_order(model, prompts, message):
-  for use in (model.condition, model.generate):
-    with pytest.raises(ValueError, match=message):
-      use(prompts)

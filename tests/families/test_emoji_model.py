@@ -107,9 +107,3 @@ def test_unknown_words_are_warned_about_once_where_the_caller_is(model, call):
         pytest.warns(UserWarning, match="prompt 'a blue zebra' .* does not read: zebra$") as seen):
     call(model)
   assert [warning.filename for warning in seen] == [__file__]
-
-
-def test_words_are_needed(model):
-  with pytest.raises(ValueError, match='this model accepts words, or a models.conditions.Prompt'):
-    model.generate([3])
-  assert not len(cspd_jax.load(text=None, tokenizer=None).prompts)

@@ -98,20 +98,6 @@ def test_a_mesh_divides_it(folder):
   assert layer['down'].scale.sharding.spec == PartitionSpec()
 
 
-@pytest.mark.parametrize('options, message', [
-    (dict(quantize='int4'), "quantize is 'int4'; it must be 'int8', or None"),
-    (dict(quantize='int8', target=store.Loaded('llamagen', CONFIG, {}, {})),
-     "quantize is 'int8', but target is loaded already; pass its folder")])
-def test_refused_options(folder, options, message):
-  with pytest.raises(ValueError, match=message):
-    cspd_jax.load(folder, **options)
-
-
-def test_networks_without_matrices_are_refused():
-  with pytest.raises(ValueError, match="a 'mar' network has no int8 matrices"):
-    cspd_jax.load('mar_demo', quantize='int8')
-
-
 # The matrices of a layer of `CONFIG` on a CPU, and the output matrix.
 FORMS = {*(f'layers_{i}/{name}' for i in range(2) for name in (
     'query_key_value', 'out', 'gate_up', 'down')), 'output'}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.families import model_file
-from cspd_jax.files import atomic, output, store
+from cspd_jax.files import atomic, output, run_folder, store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.models import llamagen, vq
 from tests.marks import representative
@@ -101,7 +101,8 @@ def _results(tmp_path_factory):
 def test_a_folder_that_exists_is_filled_and_stays_the_folder_it_is(
     tmp_path, monkeypatch, program, results):
   """Empty or with files of a user, named or `.`, below a folder that nobody may write."""
-  folder, mine = tmp_path / 'out', {'mine': b'x', 'photos/mine.png': b'x'}
+  folder, mine = tmp_path / 'out', dict.fromkeys(
+      ('mine', 'photos/mine.png', 'model.safetensors.old'), b'x')
   folder.mkdir()
   folder.chmod(0o2750)
   before, access = folder.stat(), os.access
@@ -235,22 +236,19 @@ def test_networks_that_are_there_are_not_built_again(tmp_path):
   store.load(tmp_path / 'm' / 'tokenizer')
 
 
-def _interrupted(folder, run, name='part'):
-  with pytest.raises(KeyboardInterrupt), output.filling(folder, run) as work:
-    (work / name).write_text('hours of work')
-    raise KeyboardInterrupt
-
-
 def test_work_that_was_stopped_is_resumed_by_the_same_run_only(tmp_path):
-  _interrupted(tmp_path / 'x', dict(seed=1))
+  with pytest.raises(KeyboardInterrupt), output.filling(tmp_path / 'x', dict(seed=1)) as work:
+    (work / 'part').write_text('hours of work')
+    raise KeyboardInterrupt
   for run, words in ((dict(seed=2), r'stopped \(seed was 1, now 2\); resume that one, use another'),
                      ({}, r'where another run was stopped; .* or remove \.unfinished in it')):
     with pytest.raises(ValueError, match=words), output.filling(tmp_path / 'x', run):
       pytest.fail('it was removed')
-  for program in (save, join, report):
+  for program in (save, join, lambda folder, _: Report(folder, run=dict(seed=3), overwrite=False),
+                  lambda folder, _: Report(folder, ['b.png']),
+                  lambda folder, _: run_folder.check(folder, ['b.png'])):
     with pytest.raises(ValueError, match='another run was stopped'):
-      program(tmp_path / 'x', 1) if program is not report else Report(
-          tmp_path / 'x', run=dict(seed=3), overwrite=False)
+      program(tmp_path / 'x', 1)
   with output.filling(tmp_path / 'x', dict(seed=1)) as work:
     assert (work / 'part').read_text() == 'hours of work'
   assert content(tmp_path) == {'x/part': b'hours of work'}
@@ -344,24 +342,30 @@ def test_a_stopped_move_does_not_replace_what_came_meanwhile(tmp_path):
   assert content(tmp_path) == {'a': b'.unfinished'}
 
 
-@pytest.mark.parametrize('link', ['.unfinished', '.unfinished/part', '.unfinished/moves.json'])
-def test_links_among_unfinished_work_are_not_followed(tmp_path, link):
-  _interrupted(tmp_path / 'x', dict(seed=1))
-  path, other = tmp_path / 'x' / link, tmp_path / 'other'
-  if path.exists():
-    path.rename(other)
-  else:
+@PROGRAMS
+@pytest.mark.parametrize('link', ['', 'part', '00000.part', 'model.safetensors', 'moves.json'])
+def test_links_among_unfinished_work_are_not_followed(tmp_path, program, link):
+  """Through them, checkpoints and folders of others would be removed."""
+  with pytest.raises(KeyboardInterrupt), output.filling(tmp_path / 'x', dict(number=1)):
+    raise KeyboardInterrupt
+  work, other = tmp_path / 'x' / output.FOLDER, tmp_path / 'other'
+  work.mkdir(parents=True, exist_ok=True)
+  if link:
     other.write_text('{}')
-  path.symlink_to(other)
-  with pytest.raises(ValueError, match='is a link|not the folder'), output.filling(
-      tmp_path / 'x', dict(seed=1)):
-    pytest.fail('it has begun')
-  assert other.exists() and path.is_symlink()
+    (work / 'run.json').write_text('{}')
+  else:
+    work.rename(other)
+  (work / link).symlink_to(other)
+  for _ in range(2):
+    with pytest.raises(ValueError, match='is a link|not the folder'):
+      program(tmp_path / 'x', 1)
+    assert (work / link).is_symlink() and other.exists()
 
 
-def test_what_no_program_left_is_not_removed(tmp_path):
+@PROGRAMS
+def test_what_no_program_left_is_not_removed(tmp_path, program):
   (tmp_path / output.FOLDER).mkdir()
   (tmp_path / output.FOLDER / 'mine').write_text('mine')
   with pytest.raises(ValueError, match='does not hold work that can be resumed'):
-    fill(tmp_path, 1)
+    program(tmp_path, 1)
   assert (tmp_path / output.FOLDER / 'mine').read_text() == 'mine'

@@ -127,7 +127,6 @@ def test_a_stopped_run_goes_on_if_it_is_the_same(tmp_path):
   assert _names(tmp_path) == ['a.png', 'b.png', 'report.json']
 
 
-
 NAMES = ['../taken.txt', '..', '.', '', 'a/b.png', 'a\\b.png', 'a\nb.png', 'a\0b', 'x' * 256,
          'caf\udce9', '.unfinished', 'run.json']
 
@@ -200,34 +199,11 @@ def test_links_in_a_folder_of_a_stranger_lead_nowhere(tmp_path, link):
   _refused(tmp_path, 'is a link|is not the folder of unfinished work')
 
 
-
-
-
-def test_files_of_a_stopped_run_are_not_removed_by_another_program(tmp_path):
-  Report(tmp_path / 'x', run={'seed': 1}).path('a.png').write_text('hours of work')
-  before = _contents(tmp_path)
-  for begin in (Report, run_folder.check):
-    with pytest.raises(ValueError, match='another run was stopped; .*remove .unfinished'):
-      begin(tmp_path / 'x', ['b.png'])
-    assert _contents(tmp_path) == before
-  assert Report(tmp_path / 'x', run={'seed': 1}, overwrite=False).has('a.png')
-
-
 def test_a_stopped_run_without_a_finished_file_is_in_nobodys_way(tmp_path):
   Report(tmp_path, run={'seed': 1})
   (tmp_path / '.unfinished' / '.a.png.0123ab.part').write_text('half of a picture')
   _write(tmp_path, ['b.png'])
   assert _names(tmp_path) == ['b.png', 'report.json']
-
-
-def test_an_unfinished_report_of_somebody_else_is_not_removed(tmp_path):
-  (tmp_path / '.unfinished').mkdir()
-  Report(tmp_path)  # A kill between two operations leaves an empty one.
-  (tmp_path / '.unfinished' / 'run.json').unlink()
-  (tmp_path / '.unfinished' / 'notes.txt').write_text('mine')
-  with pytest.raises(ValueError, match='unfinished does not hold work'):
-    Report(tmp_path)
-  assert _names(tmp_path) == ['.unfinished/notes.txt']
 
 
 @pytest.mark.parametrize('gone', ['', '.unfinished'])
@@ -267,7 +243,6 @@ def test_a_program_replaces_its_own_report(tmp_path, program):
   Report(tmp_path, program=program).write(settings={}, rows=[])
   assert _names(tmp_path) == ['report.json']
   assert json.loads((tmp_path / 'report.json').read_text()).get('program') == program
-
 
 
 def test_a_report_that_another_process_completes_meanwhile(tmp_path, monkeypatch):

@@ -57,16 +57,6 @@ def test_parameters_are_stored_and_loaded_in_the_dtype_asked_for(tmp_path, param
   _assert_same(wide, jax.tree.map(lambda x: x.astype(jnp.float32), half))
 
 
-def test_a_dtype_that_arrays_do_not_have_is_refused(folder):
-  with pytest.raises(ValueError, match="dtype is 'float64', which JAX's arrays have only after"):
-    store.load(folder, dtype='float64')
-
-
-def test_other_shardings_are_refused(folder):
-  with pytest.raises(ValueError, match="^sharding is '1x2'; it must be a mesh of "):
-    store.load(folder, sharding='1x2')
-
-
 def test_saving_again_replaces_a_checkpoint_and_nothing_else(folder, params):
   doubled = jax.tree.map(lambda x: 2 * x, params)
   store.save(folder, 'llamagen', CONFIG, doubled)
@@ -86,52 +76,14 @@ def test_a_checkpoint_does_not_remember_where_it_was_made(folder):
     assert file.is_dir() or place not in file.read_bytes(), file
 
 
-def test_parameters_of_another_size_are_all_listed(tmp_path, params):
-  wrong = {**params, 'extra': jnp.zeros(3), 'label_embedding': jnp.zeros((2, 16))}
-  wrong['transformer'] = {
-      name: leaf for name, leaf in params['transformer'].items() if name != 'norm'}
-  with pytest.raises(store.CheckpointError) as caught:
-    store.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
-  for line in ('missing: transformer/norm/scale (16,)', 'unexpected: extra (3,)',
-               'mis-shaped: label_embedding is (2, 16), the config requires (4, 16)'):
-    assert line in str(caught.value)
-
-
-def test_a_config_that_does_not_fit_the_stored_parameters_is_refused(folder):
-  description = json.loads((folder / 'model.json').read_text())
-  description['config']['vocab_size'] = 13
-  (folder / 'model.json').write_text(json.dumps(description))
-  with pytest.raises(store.CheckpointError) as caught:
-    store.load(folder)
-  assert 'token_embedding is (12, 16), the config requires (13, 16)' in str(caught.value)
-  assert 'transformer/output is (16, 12)' in str(caught.value)
-
-
-@pytest.mark.parametrize('change, message', [
-    ({'kind': 'mar2'}, "kind is 'mar2'; it must be one of: .*llamagen"),
-    ({'config': {'dims': 3, 'depth': 4}}, 'fields that LlamaGenConfig does not have: depth, dims'),
-    ({'config': {'dim': 3}}, 'its config is not valid: dim is 3'),
-])
-def test_wrong_descriptions_are_explained(folder, change, message):
-  description = json.loads((folder / 'model.json').read_text())
-  (folder / 'model.json').write_text(json.dumps({**description, **change}))
-  with pytest.raises(store.CheckpointError, match=message):
-    store.load(folder)
-
-
-def test_damaged_files_are_named(folder):
+def test_files_that_are_cut_or_removed_are_named(folder):
   for file in (folder / 'model.safetensors', folder / 'model.json'):
-    copy = folder.parent / 'copy'
-    for damage in ('cut', 'removed'):
-      shutil.copytree(folder, copy)
-      victim = copy / file.name
-      if damage == 'cut':
-        victim.write_bytes(file.read_bytes()[:file.stat().st_size // 2])
-      else:
-        victim.unlink()
+    data = file.read_bytes()
+    for content in (data[:len(data) // 2], None):
+      file.unlink() if content is None else file.write_bytes(content)
       with pytest.raises(store.CheckpointError, match=file.name):
-        store.load(copy)
-      shutil.rmtree(copy)
+        store.load(folder)
+      file.write_bytes(data)
 
 
 def test_a_changed_byte_is_found_and_named_unless_verification_is_left_out(folder, params):
@@ -210,20 +162,6 @@ def test_groups_are_the_parameters_of_the_config(tmp_path, params, groups):
   assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize('number', [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_are_refused_with_their_place(tmp_path, params, number):
-  wrong = jax.tree.map(np.array, params)
-  wrong['transformer']['output'][-1, -1] = number
-  message = f'transformer/output of shape .16, 12. holds .* not finite, such as {number}'
-  with pytest.raises(store.CheckpointError, match=message):
-    store.save(tmp_path / 'm', 'llamagen', CONFIG, wrong)
-  assert not any(tmp_path.iterdir())
-  store.save(tmp_path / 'm', 'llamagen', CONFIG, wrong, allow_nonfinite=True)
-  with pytest.raises(store.CheckpointError, match=message):
-    store.load(tmp_path / 'm')
-  _assert_same(store.load(tmp_path / 'm', allow_nonfinite=True).params, wrong)
-
-
 def test_numbers_that_overflow_in_the_dtype_asked_for_are_refused(folder, params):
   large = jax.tree.map(lambda x: np.full(x.shape, 1e5, x.dtype), params)
   message = ("dtype is 'float16', whose largest number is 65504, and .* holds 100000; it must be "
@@ -273,17 +211,6 @@ def test_every_number_is_looked_at(shape, place, dtype):
       weights.check_finite({'b': np.ones(3), 'a': array.T})
 
 
-def test_unknown_names_and_foreign_folders_are_explained(tmp_path, monkeypatch):
-  monkeypatch.setattr(store, 'ASSETS', tmp_path / 'assets')
-  with pytest.raises(store.CheckpointError, match='no such folder.*shipped models: none'):
-    store.load('no-such-model')
-  with pytest.raises(store.CheckpointError, match='no model.json.*cspd-convert'):
-    store.load(tmp_path)
-  (tmp_path / 'model.pt').write_bytes(b'')
-  with pytest.raises(store.CheckpointError, match='not a checkpoint folder'):
-    store.load(tmp_path / 'model.pt')
-
-
 def test_shipped_models_are_found_by_name(tmp_path, params, monkeypatch):
   monkeypatch.setattr(store, 'ASSETS', tmp_path)
   store.save(tmp_path / 'small' / 'target', 'llamagen', CONFIG, params)
@@ -291,13 +218,3 @@ def test_shipped_models_are_found_by_name(tmp_path, params, monkeypatch):
   assert store.load('small/target').config == CONFIG
   with pytest.raises(store.CheckpointError, match='shipped models: small/target'):
     store.load('small/targ')
-
-
-def test_networks_that_cannot_be_saved_are_refused_with_the_reason(tmp_path, params):
-  for arguments, message in [
-      (('gpt', CONFIG), "kind is 'gpt'"), (('vq', CONFIG), 'config is a LlamaGenConfig')]:
-    with pytest.raises(store.CheckpointError, match=message):
-      store.save(tmp_path / 'm', *arguments, params)
-  with pytest.raises(store.CheckpointError, match='extra must hold JSON values only'):
-    store.save(tmp_path / 'm', 'llamagen', CONFIG, params, extra={'a': object()})
-  assert not any(tmp_path.iterdir())

@@ -176,29 +176,6 @@ def test_options_are_those_of_the_model_that_they_name(model):
                      prior=dict(temperature=0.5)).tokens)
 
 
-@pytest.mark.parametrize('options, message', [
-    (dict(prior=dict(temprature=1.0)), 'prior.temprature is neither.*, top_k,.*temperature'),
-    (dict(prior=dict(guidance_scale=2.0)), '^prior.guidance_scale is 2'),
-    (dict(prior=dict(temperature=-1.0)), 'prior.temperature is -1.0'),
-    (dict(prior=0.5), 'prior is 0.5; it must be options of the prior by name'),
-    (dict(decoder='vanilla | vanilla | vanilla'),
-     "vanilla | vanilla | vanilla', 3 decoders, but there are two models; pass one decoder "),
-    (dict(decoder='vanilla | eagle'), "decoder is 'eagle.*with an EAGLE network; model 'pair' has"),
-    (dict(decoder='eagle | vanilla'), "EAGLE network; model 'pair/prior' has none"),
-    (dict(prior=dict(temperature=[1.0, 2.0])), r'prior.temperature has shape \(2,\)'),
-    (dict(prompts='fox'), "prompts holds 'fox'")])
-def test_what_a_model_does_not_have_is_refused(model, options, message):
-  with pytest.raises(ValueError, match=message):
-    model.generate(**dict(prompts='cat', decoder='vanilla') | options)
-
-
-def test_a_model_without_a_prior_has_no_options_of_one(model):
-  with pytest.raises(ValueError, match='prior is '):
-    model.prior.generate('cat', decoder='vanilla', prior=dict(temperature=1.0))
-  with pytest.raises(ValueError, match='decoder'):
-    model.prior.generate('cat', decoder='vanilla | vanilla')
-
-
 def test_tokens_of_the_prior_are_prompts(model):
   out = model.generate(list(NAMES), seed=3, decoder='vanilla')
   alone = model.generate(out.prior.tokens, seed=3, decoder='vanilla')
@@ -233,13 +210,6 @@ def test_streams_show_both_stages(model):
   np.testing.assert_array_equal(result.images, expected.images)
   np.testing.assert_array_equal(result.prior.tokens, expected.prior.tokens)
   assert result.metadata(1) == expected.metadata(1)
-
-
-@pytest.mark.parametrize('options, message', [
-    (dict(every=0), 'every is 0'), (dict(batch_size=2), 'batch_size is 2, but all images of a')])
-def test_a_stream_that_would_not_end_is_refused(model, options, message):
-  with pytest.raises(ValueError, match=message):
-    model.stream(list(NAMES), decoder='vanilla', **options)
 
 
 def test_prefixes_are_those_of_the_image(model):

@@ -11,7 +11,6 @@ import pytest
 import cspd_jax
 from cspd_jax import families
 from cspd_jax.families import folder as folder_lib
-from cspd_jax.files import store
 from cspd_jax.generation import defaults as defaults_lib, options
 from cspd_jax.generation.gallery import Gallery
 
@@ -58,29 +57,6 @@ def test_a_choice_joins_what_was_there(chosen, decoders, result):
   defaults_lib.check(joined)
   for size, decoder in decoders.items():
     assert defaults_lib.find(joined, CPU, size) == decoder
-
-
-@pytest.mark.parametrize('chosen, message', [
-    (3, 'decoder is 3; it must be a text'),
-    (['sjd'], 'it must be a text'),
-    ({'cpu': 3}, "decoder for 'cpu' is 3"),
-    ({'cpu': None}, "decoder for 'cpu' is None"),
-    ({'cpu': {'1': {}}}, "decoder for 'cpu' is {}"),
-    ({'cpu': {'0': 'sjd'}}, "decoder for 'cpu' is set for '0' images"),
-    ({'cpu': {'few': 'sjd'}}, "for 'few' images"),
-])
-def test_other_forms_are_refused_when_a_model_is_saved_or_loaded(
-    beach, tmp_path, chosen, message):
-  networks = {'target': str(beach / 'target')}
-  with pytest.raises(ValueError, match=message):
-    families.save(tmp_path / 'new', 'tiny', networks, {'decoder': chosen})
-  assert not (tmp_path / 'new').exists()
-  families.save(tmp_path / 'old', 'tiny', networks, {'decoder': 'sjd'})
-  description = _content(tmp_path / 'old')
-  description['defaults']['decoder'] = chosen
-  (tmp_path / 'old' / 'model.json').write_text(json.dumps(description))
-  with pytest.raises(store.CheckpointError, match=message):
-    cspd_jax.load(tmp_path / 'old')
 
 
 def test_models_take_what_is_stored_for_their_device_and_batch(beach, tmp_path):
@@ -144,20 +120,3 @@ def test_networks_stay_where_they_are(beach, tmp_path):
   assert sorted(path.name for path in (tmp_path / 'own').iterdir()) == ['model.json']
   assert (beach / 'model.json').read_bytes() == before
   assert families.part_folder(tmp_path / 'own', 'target') == beach / 'target'
-
-
-def test_places_that_are_refused(beach, tmp_path):
-  with pytest.raises(ValueError, match="'demo', which is part of the package .* store=FOLDER"):
-    folder_lib.place('demo')
-  with pytest.raises(ValueError, match='the folder of a network alone; pass store=FOLDER'):
-    folder_lib.place(beach / 'target')
-  with pytest.raises(ValueError, match='holds other networks than model'):
-    folder_lib.place('demo', beach)
-  with pytest.raises(ValueError, match='holds other networks than model'):
-    folder_lib.place(beach / 'target', beach / 'target')
-  (tmp_path / 'file').write_text('')
-  with pytest.raises(ValueError, match='files cannot be written'):
-    folder_lib.place(beach, tmp_path / 'file')
-  with pytest.raises(store.CheckpointError, match='is not a folder'):
-    folder_lib.place(tmp_path / 'missing')
-  assert not folder_lib.place('demo', tmp_path / 'demo').folder.exists()

@@ -59,6 +59,9 @@ def test_samplers_are_kept_by_all_that_they_depend_on():
     model.sampler('sjd(window=3)', temperature=True)
   with pytest.raises(ValueError, match='raw_log_probs is 1'):
     model.sampler('sjd(window=3)', temperature=1, raw_log_probs=1)
+  model.sampler('sjd(window=3)', temperature=1, batch_size=1)
+  with pytest.raises(ValueError, match='batch_size is True'):
+    model.sampler('sjd(window=3)', temperature=1, batch_size=True)
   assert model.sampler('sjd(window=3)', temperature=1) is one
   for number in range(10):
     model.sampler('vanilla', temperature=2.0 + number)

@@ -217,12 +217,6 @@ def test_traced_wrong_tokens_are_marked():
   assert check(_wrong(0, 12)).tolist() == [True, False]
 
 
-@pytest.mark.parametrize('prefix_length', [0, 1, 5, 17, 20])
-def test_a_prefix_has_whole_rows(prefix_length):
-  with pytest.raises(ValueError, match='tokens; it must be whole rows of 4 tokens, 1 to 4 of them'):
-    _model('early_fusion').with_prefix(np.zeros(prefix_length, int))
-
-
 @pytest.mark.slow
 def test_generate_completes_images():
   model = _model('llamagen')
@@ -243,29 +237,6 @@ def test_generate_completes_images():
   read = model.generate([0, 2], seed=3, decoder='vanilla', prefix=whole.images)
   tokens = np.asarray(model.tokens(whole.images / np.float32(127.5) - 1))
   np.testing.assert_array_equal(read.tokens[:, :6], tokens[:, :6])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('options, message', [
-    (dict(rows=2), 'rows is 2, but there is no prefix'),
-    (dict(prefix=np.zeros(12, int), rows=4), 'rows is 4; it must be a whole number from 1 to 3'),
-    (dict(prefix=np.zeros(3, int), rows=2), 'rows is 2, but prefix has 3 tokens, 3 per row'),
-    (dict(prefix=np.zeros(12, int)), 'prefix has 12 tokens; it must be whole rows'),
-    (dict(prefix=np.zeros((3, 6), int)), 'prefix has 3 images for 2 prompts'),
-    (dict(prefix=np.full(6, 12)), 'row 0, include one that is not allowed'),
-    (dict(prefix=np.full(6, 2**32)), 'row 0, include one that is not allowed'),
-    (dict(prefix=np.zeros(6)), r'prefix is float64\[6\]; it must be tokens'),
-    (dict(prefix=np.zeros((9, 6, 3), np.uint8)), 'images of 9x6 pixels; model .* generates 8x6'),
-    (dict(prefix=np.full((8, 6, 3), 2.0)), r'not all in \[-1, 1\]'),
-    (dict(prefix='nowhere.png'), "prefix is 'nowhere.png', which cannot be read as an image")])
-def test_unsupported_prefixes_are_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    _model('llamagen').generate([0, 2], decoder='vanilla', **options)
-  with pytest.raises(ValueError, match='prefix is set, but model .* has one of 6 tokens'):
-    _model('llamagen').with_prefix(np.zeros(6, int)).generate(
-        [0, 2], prefix=np.zeros((8, 6, 3), np.uint8))
-  with pytest.raises(ValueError, match='row 0, include one that is not allowed'):
-    _model('llamagen').with_prefix(np.full(6, 2**32)).generate([0, 2])
 
 
 @functools.cache
@@ -326,12 +297,6 @@ def test_a_queue_of_prefixes_and_prompts_has_the_images_of_one_after_the_other(n
                          prefix=made.images, rows=2)
   encoded = np.asarray(model.tokens(made.images / np.float32(127.5) - 1))
   np.testing.assert_array_equal(again.tokens[:, :width], encoded[:, :width])
-
-
-@pytest.mark.slow
-def test_continuous_tokens_support_no_prefix():
-  with pytest.raises(ValueError, match="a 'mar' model has continuous tokens, and its decoders"):
-    cspd_jax.load('mar_demo').generate(['cat'], prefix=np.zeros((64, 64, 3), np.uint8))
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Generated images as a sequence, and what `generate` shows while it runs."""
 
-import copy
-import pickle
 
 import jax
 import numpy as np
@@ -75,62 +73,6 @@ def test_results_of_decoders_are_short(out):
   assert ', 1 of 27 rows NOT VALID (an option' in repr(wrong)
 
 
-def test_a_model_is_not_pickled(model):
-  for copied in (pickle.dumps, copy.deepcopy):
-    with pytest.raises(TypeError, match='folder, and load it there with cspd_jax.load'):
-      copied(model)
-  assert copy.copy(model).params is model.params
-
-
-@pytest.mark.parametrize('options, remedy', [
-    *[({name: 4}, r"pass the prompt as often: \['a fox on white'\] \* 4")
-      for name in ('num_images', 'n', 'num_images_per_prompt', 'num_return_sequences')],
-    (dict(do_sample=False), 'pass temperature=0'), (dict(generator=1), 'did you mean seed'),
-    (dict(decoder='greedy'), 'pass temperature=0, which is greedy'),
-    (dict(decoder='autoregressive'), 'did you mean vanilla'),
-    *[({name: 256}, r'grid=\(ROWS, COLUMNS\)') for name in ('width', 'height', 'size')],
-    (dict(negative_prompt='dull'), 'leave it out and pass guidance_scale'),
-    (dict(device='cuda'), r'JAX_PLATFORMS=cpu .* sharding=jax.devices\(\)\[0\]'),
-    (dict(num_inference_steps=9), 'choose another decoder'), (dict(prompt='x'), 'mean prompts'),
-    (dict(assistant_model='x'), "draft=FOLDER, and choose decoder='speculative'"),
-    (dict(dtype='bfloat16'), 'option of cspd_jax.load')])
-def test_arguments_of_other_packages(model, options, remedy):
-  with pytest.raises(ValueError, match=remedy):
-    model.generate('sea', **dict(decoder='seed_exact') | options)
-
-
-@pytest.mark.parametrize('name, remedy', [
-    ('save', '; .* cspd_jax.files.store.save'), ('to', '; .* JAX_PLATFORMS'),
-    ('half', '; .*dtype='), ('no_such_thing', '$')])
-def test_attributes_of_other_packages(model, name, remedy):
-  with pytest.raises(AttributeError, match=f"'Model' object has no attribute '{name}'{remedy}"):
-    getattr(model, name)
-  assert not hasattr(model, name)
-
-
-@pytest.mark.parametrize('name, remedy', [
-    ('emojis', 'did you mean emoji?'), ('Emoji', 'did you mean emoji?'),
-    ('org/name', 'cspd-convert --family=FAMILY --source=org/name --output=checkpoints/name')])
-def test_names_of_models_that_do_not_exist(name, remedy):
-  with pytest.raises(ValueError) as caught:
-    cspd_jax.load(name)
-  assert remedy in str(caught.value)
-
-
-def test_words_are_no_condition(model):
-  decode = cspd_jax.mc_sjd(model.target(), window=4)
-  for condition in ('sea', ['sea', 'sky']):
-    with pytest.raises(ValueError, match=r'condition is .*; .* pass model.condition\(prompts\)'):
-      decode(model.params, condition, jax.random.key(0))
-
-
-def test_other_indices_are_refused(out):
-  with pytest.raises(IndexError, match='index is 3, but there are 3 images'):
-    out[3]
-  with pytest.raises(TypeError, match="index is 'sea'; it must be a whole number or a slice"):
-    out['sea']
-
-
 def test_the_picture_has_the_rounds_of_the_summary(out, monkeypatch):
   """Those of its cells would leave out the rounds of other tokens."""
   drawn = {}
@@ -157,9 +99,3 @@ def test_progress_is_shown_on_request(model, out, capsys):
   assert 'compiling seed_exact(window=4)...\n' in captured.err
   model.generate(PROMPTS, progress=True, **options)
   assert 'compiling' not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize('progress', [1, 'bar', []])
-def test_other_values_of_progress_are_refused(model, progress):
-  with pytest.raises(ValueError, match='progress is .*; it must be True for a progress bar, or a'):
-    model.generate(PROMPTS, progress=progress)

@@ -88,18 +88,6 @@ def test_parameters_of_another_step_do_not_compile_again(tmp_path):
   assert np.any(again.tokens != images.tokens) and again.raw_log_probs is None
 
 
-def test_parameters_and_options_of_another_form_are_refused(model):
-  path, leaf = jax.tree_util.tree_leaves_with_path(model.params)[0]
-  wrong = jax.tree.map(lambda other: other[:1] if other is leaf else other, model.params)
-  with pytest.raises(ValueError, match='its structure, shapes and dtypes') as error:
-    model.with_params(wrong)
-  assert jax.tree_util.keystr(path) in str(error.value)
-  with pytest.raises(ValueError, match='is None, and that of model'):
-    model.with_params({})
-  with pytest.raises(ValueError, match="raw_log_probs is 'yes'; it must be"):
-    model.generate(raw_log_probs='yes')
-
-
 @pytest.mark.slow
 def test_continuous_tokens_have_none():
   model = cspd_jax.load('mar_demo')

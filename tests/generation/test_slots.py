@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 
-import cspd_jax
 from cspd_jax import families
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.generation import memory
@@ -102,38 +101,11 @@ def test_nan_is_an_error_of_its_image_alone_and_slots_can_be_cleared(model):
   assert len(images) == 2
 
 
-def test_requests_of_other_programs_are_refused(model):
-  runner = Runner(model, 2, decoder=SJD)
-  other = model.with_params(model.params + 1)
-  for request in (model.images([0], decoder='vanilla'), model.images([0, 1], decoder=SJD),
-                  other.images([0], decoder=SJD)):
-    with pytest.raises(ValueError, match='a record is of'):
-      runner.check(request)
-    with pytest.raises(ValueError, match=r'it must be of 1 image by sjd\(window=3\) with a prefix'):
-      runner.join([request])
-  with pytest.raises(ValueError, match='num_slots is 0'):
-    Runner(model, 0)
-  with pytest.raises(ValueError, match='continuous tokens, whose images cannot join'):
-    Runner(cspd_jax.load('mar_demo'), 2)
-
-
 def test_an_estimate_is_that_of_the_slots(model):
   request, runner = model.images([0], decoder=SJD), Runner(model, 4, decoder=SJD)
   estimate = runner.estimate(request)
   runner.join([request])
   assert 4 * estimate.per_image == memory.size(runner._slots.state)
-
-
-def test_prompts_of_any_length_need_a_prompt_length():
-  model = cspd_jax.load('emoji')
-  runner = Runner(model, 2, decoder='vanilla')
-  requests = [model.images([prompt], decoder='vanilla') for prompt in (
-      'a fox on white', 'a strawberry flat on yellow with a castle and a fox on white')]
-  with pytest.raises(ValueError, match='prompt_length is None, but a prompt has 20 tokens'):
-    runner.check(requests[1])
-  with pytest.raises(ValueError, match='prompt_length is None'):
-    runner.join(requests)
-  assert not runner.images
 
 
 @pytest.mark.slow

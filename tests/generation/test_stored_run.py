@@ -118,13 +118,6 @@ def test_a_key_takes_the_place_of_a_seed(model):
     keys(jax.random.split(jax.random.key(5)))
 
 
-def test_raw_keys_of_another_implementation_are_no_seeds(model):
-  with jax.default_prng_impl('rbg'):
-    for key in (jax.random.PRNGKey(3), jax.random.split(jax.random.PRNGKey(3), 4)):
-      with pytest.raises(ValueError, match='as random keys of jax.random.PRNGKey'):
-        model.images([0, 1, 2, 0], seed=key, decoder='vanilla')
-
-
 def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
   def stop_after_two(done, total):
     if done == 4:
@@ -203,21 +196,6 @@ def test_damaged_and_foreign_files(model, tmp_path):
     _decoded(model, folder=folder)
   with pytest.raises(ValueError, match='holds other files'):
     _decoded(model, folder=tmp_path)
-
-
-@pytest.mark.parametrize('options, words', [
-    (dict(seed=np.full(5, 2**32 + 7)), 'seed is array'),
-    (dict(seed=jax.random.PRNGKey(3), prompts=PROMPTS[:2]), r'shape \(2,\), as random keys'),
-    (dict(seed=jax.random.split(jax.random.PRNGKey(3), 5)), r'shape \(5, 2\), as random keys'),
-    (dict(prompts=[3]), 'condition'),
-])
-def test_wrong_input(model, options, words):
-  with pytest.raises(ValueError, match=words):
-    model.images(**dict(decoder=SJD, prompts=PROMPTS) | options)
-  with pytest.raises(ValueError, match=r'sampling is 1.0; pass model.sampling\(...\)'):
-    model.sampler(SJD, sampling=1.0)
-  with pytest.raises(ValueError, match='top_k and sampling are both passed'):
-    model.sampler(SJD, sampling=cspd_jax.SamplingParams(), top_k=3)
 
 
 def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeypatch):

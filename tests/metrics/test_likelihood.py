@@ -77,12 +77,6 @@ class LikelihoodTest(parameterized.TestCase):
       got = np.asarray(jax.jit(run)(mixed)).reshape(2, -1)
       self.assertTrue(np.isnan(got[0]).all() and np.isfinite(got[1]).all())
 
-  def test_tokens_of_another_shape(self):
-    model = tabular.tabular(jax.random.key(3), length=3)
-    with self.assertRaisesRegex(ValueError, r'tokens has shape \(2, 2\); .* \(2, 3\)'):
-      likelihood.log_probs(model.target, model.params, jnp.zeros(2, jnp.int32),
-                           jnp.zeros((2, 2), jnp.int32), SamplingParams())
-
 
 class UnigramTest(absltest.TestCase):
 

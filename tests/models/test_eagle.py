@@ -274,15 +274,3 @@ def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
   for place in range(5):
     np.testing.assert_allclose(
         network.correct(perturbed, *answers[:, place]), result[place], rtol=1e-4, atol=1e-5)
-
-
-def test_a_head_for_other_tokens_is_refused():
-  config = eagle.EagleConfig(**_sizes, num_outputs=VOCAB - 1)
-  with pytest.raises(ValueError, match='num_outputs is 47, but the head of the target is for 48'):
-    eagle.network(config, ENDS)
-
-
-def test_layers_are_registered_once():
-  eagle.register('llamagen', eagle.LAYERS['llamagen'])
-  with pytest.raises(ValueError, match="EAGLE layer is 'llamagen', which is registered with Layer"):
-    eagle.register('llamagen', eagle.Layer())

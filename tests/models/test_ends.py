@@ -43,27 +43,3 @@ def test_a_transformer_without_tables_has_no_parameters_for_them():
   params = jax.eval_shape(lambda: _init(sizes))
   assert params['transformer'].keys() == {'layers_0', 'layers_1', 'norm'}
   assert ends.first_layers(params, 0)['transformer'].keys() == {'norm'}
-  with pytest.raises(ValueError, match='no table of tokens .vocab_size is 0'):
-    ends.make(sizes).embed(params, jnp.zeros((1, 1), int))
-  with pytest.raises(ValueError, match='no output matrix .num_outputs is 0'):
-    ends.make(sizes).logits(params, FEATURES)
-
-
-@pytest.mark.parametrize('sizes, num_outputs, message', [
-    (SIZES, 7, 'output matrix of 7 columns in the transformer'),
-    (NO_HEAD, None, 'num_outputs None .*requires its num_outputs')])
-def test_a_head_of_its_own_stands_alone(sizes, num_outputs, message):
-  with pytest.raises(ValueError, match=message):
-    ends.make(sizes, logits=lambda params, features: features, num_outputs=num_outputs)
-
-
-def test_outputs_are_counted_once():
-  with pytest.raises(ValueError, match='num_outputs is 6, but the output matrix .* has 7 columns'):
-    ends.make(SIZES, num_outputs=6)
-
-
-def test_a_head_of_another_width_is_refused():
-  result = ends.make(NO_HEAD, logits=lambda params, features: features, num_outputs=7)
-  assert result.matrix is None
-  with pytest.raises(ValueError, match=r'logits returned \(2, 3, 8\) .* return \(2, 3, 7\)'):
-    result.logits({}, FEATURES)

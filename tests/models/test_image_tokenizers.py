@@ -138,13 +138,3 @@ def test_tokens_of_cosmos_are_the_numbers_of_their_vectors():
   before = np.arctanh(np.clip((vectors * halves + shifts) / widths, -0.9999, 0.9999))
   np.testing.assert_array_equal(
       vq.quantize({}, config, before - np.arctanh(shifts / widths)), np.arange(64000))
-
-
-@pytest.mark.parametrize('name, size, message', [
-    ('emu3', (3, 4), 'must be multiples of 2, got 3x4'),
-    ('cosmos', (16, 24), 'must be multiples of 16, got 16x24')])
-def test_refused_images_and_codes(name, size, message):
-  with pytest.raises(ValueError, match=message):
-    vq.encode({}, CASES[name].config, np.zeros((1, *size, 3), np.float32))
-  with pytest.raises(ValueError, match='indices must be integers'):
-    vq.decode({}, CASES[name].config, np.zeros((1, 4), int))

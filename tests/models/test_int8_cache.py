@@ -109,12 +109,3 @@ def test_continuous_tokens():
 
   apart = np.abs(jax.jit(lambda: z(small))() - jax.jit(lambda: z(whole))())
   assert 0 < apart.max() < 0.2 * np.abs(z(whole)).max()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name, dtype, message', [
-    ('demo', 'int4', "cache_dtype is 'int4'; it must be 'int8', or None"),
-    ('mar_demo', 'int8', "a 'mar' model has no cache; leave it out")])
-def test_refused(name, dtype, message):
-  with pytest.raises(ValueError, match=message):
-    cspd_jax.load(name, cache_dtype=dtype)

@@ -136,34 +136,6 @@ def test_a_new_model_predicts_the_uniform_distribution():
     assert not params['transformer']['output'].any()
 
 
-@pytest.mark.parametrize('condition, message', [
-    (np.array([0, 10, -1]), r'class labels \[-1, 10\].*0 to 9'),
-    (np.array([0.5]), 'dtype float64'),
-    (np.array(3), r'shape \(\)'),
-])
-def test_unknown_class_labels_are_refused(condition, message):
-  with pytest.raises(ValueError, match=message):
-    llamagen.target(C2I, guided=True).check_condition(condition)
-
-
-@pytest.mark.parametrize('embeddings, mask, message', [
-    (np.zeros((1, 119, 40)), np.ones((1, 119)), 'requires .B, 120, 40.'),
-    (np.zeros((1, 120, 40)), np.ones((2, 120)), r'mask \(2, 120\)'),
-    (np.zeros((1, 120, 40)), np.arange(120)[None] < 5, 'padded on the left'),
-    (np.full((1, 120, 40), np.nan), np.ones((1, 120)), 'not finite'),
-])
-def test_unusable_captions_are_refused(embeddings, mask, message):
-  with pytest.raises(ValueError, match=message):
-    llamagen.target(T2I, guided=True).check_condition(llamagen.Caption(embeddings, mask))
-
-
-def test_conditions_of_the_right_kind_are_accepted():
-  for case in (_class_case(), _text_case()):
-    llamagen.target(case[0], guided=True).check_condition(case[2])
-  with pytest.raises(ValueError, match='llamagen.Caption'):
-    llamagen.target(T2I, guided=True).check_condition(np.array([1]))
-
-
 @pytest.mark.slow
 def test_first_layers_as_a_network():
   # All layers say what the model says; windows are those of the whole; fewer layers say less.

@@ -51,15 +51,6 @@ def test_heads_begin_as_the_targets_own_distribution():
     medusa.from_target(ends.make(SIZES), {'transformer': {'output': jnp.zeros((8, 13))}}, CONFIG)
 
 
-def test_a_head_that_is_no_matrix_is_not_copied():
-  own = ends.make(dataclasses.replace(SIZES, num_outputs=0),
-                  logits=lambda params, features: jnp.tanh(features @ params['head']),
-                  num_outputs=12)
-  params = {'transformer': {}, 'head': jnp.ones((8, 12))}
-  with pytest.raises(ValueError, match='head of the target is not one matrix'):
-    medusa.from_target(own, params, CONFIG)
-
-
 def test_new_heads_add_nothing_but_learn():
   params = medusa.init(CONFIG, jax.random.key(0))
   assert not params['head_1']['residual']['kernel'].any()

@@ -117,28 +117,6 @@ def test_it_is_a_target(params, inputs):
           params, CONFIG, codes, tokens, jnp.zeros(len(tokens), bool))[0]).problems == {}
 
 
-@pytest.mark.parametrize('codes, message', [
-    (np.zeros((2, 81), np.float32), 'requires the codes of one square grid per image, integers'),
-    (np.zeros((2, 80), int), r'condition has shape \(2, 80\).*one square grid per image'),
-    (np.zeros(81, int), r'condition has shape \(81,\)'),
-    (np.full((1, 81), 50), 'holds codes from 50 to 50; this model supports 0 to 49'),
-    (np.full((1, 81), -1), 'holds codes from -1 to -1'),
-    (np.zeros((1, 169), int), 'has 169 codes; the table of 96 positions has room for 81 bef')])
-def test_codes_that_are_refused(codes, message):
-  with pytest.raises(ValueError, match=message):
-    tar.target(CONFIG, guided=True).check_condition(codes)
-
-
-@pytest.mark.parametrize('build, message', [
-    (lambda: tar.PriorConfig(height=20, width=20), '20 and 20; .* one of the grids 27x27, 13x13'),
-    (lambda: tar.PriorConfig(height=27, width=13), 'height and width are 27 and 13'),
-    (lambda: tar.ArDtokConfig(num_positions=4000), 'num_positions is 4000; images of 4096 tokens'),
-    (lambda: tar.BridgeConfig(num_heads=7), 'num_heads is 7; it must divide dim, which is 1152')])
-def test_sizes_that_are_refused(build, message):
-  with pytest.raises(ValueError, match=message):
-    build()
-
-
 def test_published_sizes():
   """The table of a file with 729 codes before the tokens of its images."""
   assert [(config.num_tokens, config.num_positions, config.most_codes, config.ffn_dim)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.models import layers, transformer
+from cspd_jax.models import causal, layers, transformer
 
 pytestmark = pytest.mark.usefixtures('precise')
 
@@ -141,3 +141,13 @@ def test_large_matrices_give_what_small_ones_give(monkeypatch):
     monkeypatch.setattr(transformer, '_LARGE_MATRIX', least)
     result.append(jax.jit(lambda *args: model.apply(*args)[0])(*arguments))
   np.testing.assert_allclose(*result, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize('room,slots', [(8, 11), (508, 511), (509, 512), (510, 576), (900, 960)])
+def test_large_caches_are_made_of_tiles(room, slots):
+  layers = ((jnp.ones((2, 1, 3, 4)),) * 2,)
+  positions = causal.prompt_positions(jnp.ones((2, 3), bool))
+  cache = causal.allocate(layers, positions, room)
+  assert cache.layers[0][1].shape == (2, 1, slots, 4)
+  np.testing.assert_array_equal(cache.layers[0][0][:, :, :3], 1)
+  assert not cache.layers[0][0][:, :, 3:].any()

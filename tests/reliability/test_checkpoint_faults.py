@@ -10,7 +10,6 @@ import jax
 import numpy as np
 import pytest
 
-from cspd_jax import families
 from cspd_jax.files import store, weights
 from cspd_jax.models import llamagen
 from tests.reliability import faults
@@ -36,30 +35,11 @@ def number(path):
   return numbers.pop()
 
 
-@pytest.mark.parametrize('stranger', ['notes.txt', 'photos/photo.png', 'model.safetensors.old'])
-def test_files_of_others_in_a_checkpoint_stay(tmp_path, stranger):
-  save(tmp_path / 'm', 1)
-  other = tmp_path / 'm' / stranger
-  other.parent.mkdir(exist_ok=True)
-  other.write_text('mine')
-  save(tmp_path / 'm', 2)
-  assert other.read_text() == 'mine' and number(tmp_path / 'm') == 2
-
-
-def test_models_of_several_networks_are_not_replaced_by_one(tmp_path):
-  save(tmp_path / 'm' / 'target', 1)
-  families.save(tmp_path / 'm', 'llamagen', {'target': 'target'})
-  with pytest.raises(store.CheckpointError, match='not a checkpoint; choose another'):
-    save(tmp_path / 'm', 2)
-  assert number(tmp_path / 'm' / 'target') == 1
-
-
 def test_a_checkpoint_behind_a_link_is_replaced_and_the_link_stays(tmp_path):
   save(tmp_path / 'disk' / 'm', 1)
   (tmp_path / 'm').symlink_to(tmp_path / 'disk' / 'm')
   save(tmp_path / 'm', 2)
   assert (tmp_path / 'm').is_symlink() and number(tmp_path / 'disk' / 'm') == 2
-
 
 
 def test_a_network_is_not_begun_on_a_disk_without_room(tmp_path, monkeypatch):

@@ -96,15 +96,6 @@ def test_seed_exact_images_of_eight_devices_are_those_of_vanilla_bit_for_bit():
     assert results[f'{mesh} seed_exact(window=5)']['guarantee'] == 'seed-exact'
 
 
-def test_make_mesh():
-  mesh = sharding.make_mesh()
-  assert mesh.shape == {'data': 1, 'model': len(jax.devices())}
-  with pytest.raises(ValueError, match=r'data is 2 and model is 3, which requires 6 devices'):
-    sharding.make_mesh(2, 3)
-  with pytest.raises(ValueError, match=r'data is 0; it must be a whole number, at least 1'):
-    sharding.make_mesh(0)
-
-
 def test_parameters_that_cannot_be_divided_are_named():
   devices = jax.sharding.AbstractMesh((1, 3), ('data', 'model'))
   shapes = {'layers': {'query': jax.ShapeDtypeStruct((8, 4, 2), jnp.float32)}}

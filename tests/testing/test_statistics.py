@@ -1,7 +1,6 @@
 """The statistics against scipy and against known distributions."""
 
 import numpy as np
-import pytest
 import scipy.stats
 
 from cspd_jax.testing import exactness
@@ -56,30 +55,3 @@ def test_a_percent_of_total_variation_is_seen():
 def test_impossible_samples_refute():
   assert exactness.fit(np.array([999, 1]), np.array([1.0, 0.0])).p_value == 0
   assert exactness.fit(np.array([1000, 0]), np.array([1.0, 0.0])).p_value == 1
-
-
-@pytest.mark.parametrize('counts,distribution,message', [
-    ([1, 2], [0.5, 0.25, 0.25], 'have shapes'),
-    ([1, 2], [0.5, 0.6], 'must sum to 1'),
-    ([1, 2], [1.5, -0.5], 'must sum to 1'),
-    ([2, 3, 2], [0.3, 0.4, 0.3], 'draw more samples'),
-])
-def test_errors(counts, distribution, message):
-  with pytest.raises(ValueError, match=message):
-    exactness.fit(np.array(counts), np.array(distribution))
-
-
-@pytest.mark.parametrize('cells, vocab_size, batch_size, message', [
-    (9, 3, 65, 'batch_size is 65; it must be an even number'),
-    (8, 3, 64, 'probs has 8 sequences; with vocab_size 3'), (1, 1, 64, 'with vocab_size 1')])
-def test_sizes_that_do_not_fit_are_refused(cells, vocab_size, batch_size, message):
-  with pytest.raises(ValueError, match=message):
-    exactness.check_sampler(
-        None, np.full((1, cells), 1 / cells), vocab_size, batch_size=batch_size)
-
-
-def test_tokens_outside_the_vocabulary_are_refused():
-  with pytest.raises(ValueError, match='tokens from 0 to 3; they must be from 0 to 2'):
-    exactness.check_sampler(
-        lambda key, labels: np.tile([0, 3], (len(labels), 1)), np.full((1, 9), 1 / 9), 3,
-        samples=64, batch_size=64)

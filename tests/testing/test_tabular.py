@@ -62,17 +62,3 @@ def test_score_and_commit_read_the_right_prefix(tree):
     depth = tree.depth[last]
     np.testing.assert_array_equal(committed[1][0, start:start + depth + 1], nodes[path[:depth + 1]])
     cache = after
-
-
-@pytest.mark.parametrize('sizes,message', [((1, 3), 'at least 2'), ((3, 0), 'at least'),
-                                           ((10, 9), 'prefixes')])
-def test_errors(sizes, message):
-  with pytest.raises(ValueError, match=message):
-    tabular(jax.random.key(0), *sizes)
-
-
-@pytest.mark.parametrize('position, token', [(-1, 0), (3, 0), (0, -1), (0, 2)])
-def test_forced_tokens_that_do_not_exist_are_refused(position, token):
-  with pytest.raises(ValueError, match=f'forced has token {token} at position {position}; tokens '
-                                       'must be from 0 to 1 and positions from 0 to 2'):
-    tabular(jax.random.key(0), 2, 3, forced={position: token})

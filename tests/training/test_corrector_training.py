@@ -382,24 +382,3 @@ def test_more_windows_than_the_memory_holds_are_refused_before_sampling(tmp_path
           dataclasses.replace(recipe, num_held_out_images=5), target, split, tmp_path / 'run')
   with pytest.raises(TypeError, match='not callable'):  # Those fit, so that they are recorded.
     corrector.recorded(recipe, target, 'held_out', tmp_path / 'other')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('changes, message', [
-    (dict(drafter=dataclasses.replace(EAGLE, num_tokens=256, row_width=16, vocab_size=1024)),
-     'drafter.dim is 16'),
-    (dict(decoder='corrected(corrector=eagle, window=64)'), 'must be a chain'),
-    (dict(target='mar_demo'), "target is 'mar_demo', a 'mar' model")])
-def test_recipes_that_cannot_be(changes, message):
-  recipe = dataclasses.replace(drafters.get_config('corrector'), **changes)
-  with pytest.raises(ValueError, match=message):
-    corrector.check(recipe, cspd_jax.load(recipe.target, dtype='float32'))
-
-
-@pytest.mark.parametrize('name, changes, message', [
-    ('corrector', dict(num_held_out_images=4), 'optimizer.batch_size is 8; it must be from 1 to 4'),
-    ('corrector', dict(num_plain_images=8), 'plain.batch_size is 16; it must be from 1 to 8'),
-    ('eagle', dict(num_train_images=4), 'train.optimizer.batch_size is 8; it must be from 1 to 4')])
-def test_batches_of_more_images_than_there_are_are_refused(name, changes, message):
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(drafters.get_config(name), **changes)

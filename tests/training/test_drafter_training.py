@@ -278,8 +278,6 @@ def test_a_recipe_of_a_shipped_model_has_its_options():
   for recipe in drafters.CONFIGS.values():
     assert samples.sampling(recipe, cspd_jax.load(recipe.target)) == SamplingParams(
         guidance_scale=scales[recipe.target])
-  with pytest.raises(ValueError, match='top_k is -1; it must be a whole number from 0'):
-    dataclasses.replace(recipe, top_k=-1)
 
 
 @pytest.mark.slow
@@ -289,20 +287,3 @@ def test_shipped_drafters_fit_the_shipped_target(name):
   drafter.check(recipe, cspd_jax.load(recipe.target))
   loaded = store.load(f'demo/{name}')
   assert (loaded.kind, loaded.config) == (name, recipe.drafter)
-
-
-@pytest.mark.slow
-def test_recipes_that_do_not_fit_are_refused(target_folder):
-  recipe = _recipe(target_folder, 'eagle')
-  for changed, message in (
-      (dict(num_depths=12), 'must be 1 to 11'),
-      (dict(drafter=DRAFTERS['medusa'], num_depths=4), 'must be 1 to 3')):
-    with pytest.raises(ValueError, match=message):
-      dataclasses.replace(recipe, **changed)
-  other = dataclasses.replace(recipe, drafter=dataclasses.replace(EAGLE, vocab_size=11))
-  with pytest.raises(ValueError, match='drafter.vocab_size is 11; .* it must be 10'):
-    drafter.check(other, cspd_jax.load(target_folder))
-  with pytest.raises(ValueError, match="target is 'mar_demo', a 'mar' model"):
-    drafter.check(dataclasses.replace(recipe, target='mar_demo'), cspd_jax.load('mar_demo'))
-  with pytest.raises(ValueError, match="labels is 'soft'"):
-    drafter.DrafterTrainConfig(labels='soft')

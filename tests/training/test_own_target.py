@@ -69,29 +69,3 @@ def test_it_drafts_for_a_target_with_features(head):
   np.testing.assert_array_equal(out.tokens, decode(cspd_jax.vanilla(GUIDED, window=5)).tokens)
   assert out.rounds.mean() < CONFIG.num_tokens
   assert ('target' in draft_params) == (head is not None)
-
-
-@pytest.mark.parametrize('changes, message', [
-    (dict(num_images=8), 'num_images is 8; it must be a whole number, at least 32'),
-    (dict(batch_size=0), 'batch_size is 0; it must be a whole number, at least 1'),
-    (dict(num_steps=1), 'num_steps is 1; it must be a whole number, at least 2'),
-    (dict(target='emoji'), "target is 'emoji'; it must be a cspd_jax.decoding.base.Target"),
-    (dict(condition=[]), 'condition has leaves of the shapes'),
-    (dict(sampling=SamplingParams(guidance_scale=2.0)), 'guidance_scale is 2.0; it must be 1'),
-    (dict(sampling=SamplingParams(temperature=np.ones(6))), 'it must be one number for all images'),
-    (dict(head=HEAD), 'head is given, but prefill of the target returns no features'),
-    (dict(target=GUIDED, head=lambda params, features: features),
-     'head returned ShapeDtypeStruct')])
-def test_what_cannot_be_fitted(changes, message):
-  params = test_drafter_training.target_params(CONFIG) if changes.get('target') is GUIDED else ()
-  arguments = dict(target=_above(), params=params, condition=LABELS, key=jax.random.key(0))
-  with pytest.raises(ValueError, match=message):
-    fit_corrector(**arguments | changes)
-
-
-@pytest.mark.parametrize('make', [cspd_jax.corrected, cspd_jax.corrected_seed_exact])
-@pytest.mark.parametrize('corrector', [(), (None,), ('neighbours',), ((1, 2),)])
-def test_a_missing_corrector_names_what_fits_one(make, corrector):
-  with pytest.raises(ValueError, match=r'corrector is .*fit one to your target with .*'
-                                       r'cspd_jax.training.fit_corrector\(target, params, '):
-    make(_above(), *corrector)

@@ -137,19 +137,6 @@ def test_images_of_a_mesh_are_the_same(llamagens, tokens, tmp_path):
   np.testing.assert_array_equal(result, tokens)
 
 
-@pytest.mark.parametrize('tokens, message', [
-    (np.zeros((3, 9), np.int16), 'tokens of shape'),
-    (np.zeros((2, 16), np.int16), 'at least 3 images of 16 tokens'),
-    (np.full((3, 16), 99, np.int16), 'from 99 to 99; they must be integers from 0 to 15'),
-    (np.zeros((3, 16), np.float32), 'float32 tokens'),
-])
-def test_stored_images_that_do_not_fit_are_refused(model, tokens, message, tmp_path):
-  path = str(tmp_path / 'tokens.npz')
-  np.savez(path, tokens=tokens)
-  with pytest.raises(ValueError, match=message):
-    samples.stored(path, model, None, 3)
-
-
 def test_stored_images_have_the_prompts_in_turn(model, tmp_path):
   tokens = np.arange(48).reshape(3, 16) % 16
   np.savez(tmp_path / 'tokens.npz', tokens=tokens.astype(np.int16))

@@ -66,16 +66,8 @@ def test_without_an_average_there_is_none():
   assert state.average is None and state.result is state.params
 
 
-def test_a_cooldown_is_a_part_of_the_steps():
-  most = 20 - CONFIG.warmup_steps
-  with pytest.raises(ValueError, match=f'it must be at most {most}, the steps after warm-up'):
-    dataclasses.replace(CONFIG, cooldown_steps=most + 1)
-
-
 @pytest.mark.parametrize('cooldown', [None, 0])
-def test_a_warmup_is_a_part_of_the_steps(cooldown):
-  with pytest.raises(ValueError, match='warmup_steps is 21; it must be at most 20'):
-    dataclasses.replace(CONFIG, warmup_steps=21, cooldown_steps=cooldown)
+def test_fewer_steps_have_a_shorter_warmup(cooldown):
   fewer = optimizer_lib.with_num_steps(dataclasses.replace(CONFIG, cooldown_steps=cooldown), 5)
   assert (fewer.num_steps, fewer.warmup_steps, fewer.cooldown_steps) == (5, 2, cooldown)
 

@@ -290,4 +290,4 @@ def _check_memory(context: DecodeContext, span: Span, memory: Any) -> None:
   if actual != expected:
     has = 'no chains' if actual is None else f'chains of {actual[0]} tokens and {actual[1]} levels'
     raise ValueError(f'state has {has}; this decoder requires {expected[0]} tokens and '
-                     f'{expected[1]} levels. Pass a state of its own `start`.')
+                     f'{expected[1]} levels; pass a state of its own `start`.')

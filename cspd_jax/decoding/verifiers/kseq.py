@@ -78,8 +78,8 @@ def _check(drafter: Drafter, vocab_size: int) -> None:
   if drafter.layout.draws != 'iid':
     raise ValueError(
         f"draws of the drafter is {drafter.layout.draws!r}; kseq needs siblings drawn "
-        "independently of each other. Draft with draws='iid', or verify with rejection.")
+        "independently of each other; draft with draws='iid', or verify with rejection.")
   if not isinstance(drafter.tree, Tree):
     raise ValueError(
         f'the drafter has {drafter.tree}, a topology known at run time only; kseq is for static '
-        'trees. Use rejection().')
+        'trees; use rejection().')

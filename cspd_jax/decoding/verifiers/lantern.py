@@ -207,7 +207,7 @@ def _check(table: np.ndarray, k: int | None, residual: str, greedy: bool) -> tup
   itself = np.flatnonzero(np.any(table == np.arange(size)[:, None], axis=1))
   if itself.size:
     raise ValueError(
-        f'table row {itself[0]} contains {itself[0]} itself; its mass would count twice. Leave '
+        f'table row {itself[0]} contains {itself[0]} itself; its mass would count twice; leave '
         'tokens out of their own rows.')
   ordered = np.sort(table, axis=1)
   repeated = np.flatnonzero(np.any(ordered[:, 1:] == ordered[:, :-1], axis=1))

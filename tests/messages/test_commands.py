@@ -1,4 +1,4 @@
-"""What programs are given that cannot work: one line on stderr, exit code 2, nothing done."""
+"""Messages of programs: one line on stderr, exit code 2, nothing done."""
 
 import functools
 import importlib
@@ -13,6 +13,7 @@ from checkpoints_conversion import command as convert_command
 from cspd_jax.files import store, weights
 from cspd_jax.files.run_folder import Report
 from tests.experiments import models as models_lib
+from tests.families import tiny
 from tests.marks import representative
 
 # Every program, with the flag that names the folder it writes, and whether it must be --config.
@@ -61,6 +62,8 @@ def folder(tmp_path_factory):
   """Tiny models, and files of every wrong kind."""
   folder = tmp_path_factory.mktemp('inputs')
   models_lib.llamagens(folder)
+  tiny.saved(folder / 'beach')
+  (folder / 'blank').write_text('\n')
   os.mkfifo(folder / 'pipe')
   (folder / 'binary').write_bytes(bytes(range(256)))
   (folder / 'zeros').write_bytes(bytes(64))
@@ -84,8 +87,8 @@ def _models_are_loaded_once(monkeypatch):
 _LOAD = functools.cache(cspd_jax.load)
 
 
-def refused(capfd, name, words, message, folder):
-  """Checks that a program ended with one line, which holds a message, and left nothing."""
+def refused(capfd, name, words, messages, folder):
+  """Checks that a program ended with one line, which holds messages, and left nothing."""
   before = sorted(folder.rglob('*'))
   words = [*NEEDED.get(name, ()), *words]
   code = call(name, [word.replace('{tmp}', str(folder)).replace('{long}', 'x' * 300)
@@ -93,7 +96,9 @@ def refused(capfd, name, words, message, folder):
   out, err = capfd.readouterr()
   assert code == 2, (code, out, err)
   assert err.startswith('error: ') and err.count('\n') == 1 and not out, err
-  assert message in err and len(err) < 2000, err
+  assert len(err) < 2000, err
+  for message in (messages,) if isinstance(messages, str) else messages:
+    assert message in err, err
   assert sorted(folder.rglob('*')) == before, 'something was written'
 
 
@@ -196,10 +201,50 @@ FLAGS = {
         ('--workdir=x', 'did you mean --output?'), ('--eagle=x', 'you mean --parts?'),
         ('--npz', 'cspd-evaluate --layout=adm writes images'),
         ('--process=4', "process is '4'; it must be two numbers, such as 2/4"),
-        ('--process=4/4', 'process is 4/4')],
+        ('--process=4/4', 'process is 4/4'),
+        ('--prompt=cat,moon', ('moon', 'cat, dog, owl')), ('--prompts={tmp}/nothing', 'nothing'),
+        ('--prompts={tmp}/blank', ('blank', 'without prompts')),
+        (('--prompt=cat', '--seed=1,2', '--num_images=1'), 'seed has 2'),
+        ('--inception={tmp}/nothing', ('nothing', 'no such folder')),
+        (('--model={tmp}/beach', '--decoder=eagle'), ('none', 'use a decoder without it')),
+        ('--stream=missing/now.png', 'stream is'),
+        (('--stream=now.png', '--mesh=1x1'), 'cannot be streamed'),
+        ('--window=16', "--window is not a flag; for a parameter of a decoder, write --decoder='N"),
+        ('--evaluator=adm', 'cspd-evaluate --evaluator')],
     'compare': [
         ('--repeats=1', 'did you mean --budget?'), ('--decoder=', 'decoder is empty'),
-        ('--decoder=eagle', 'eagle cannot run')],
+        ('--decoder=eagle', 'eagle cannot run'),
+        ('--decodr=x', ('decodr', 'did you mean --decoder')),
+        ('--config={tmp}/other.py', ('Other', 'images')),
+        ('--decoder=vanilla,all', ("'vanilla,all'", '--all')),
+        (('--decoder=vanilla', '--all'), ("'vanilla'", 'only one')),
+        (('--decoder=sjd', '--paired'), ('paired is True', 'add vanilla')),
+        ('--asked', ("caption is 'cat'", 'like "a blue owl')),
+        ('--budget=0', ('budget is 0', 'above 0')),
+        (('--num_images=1', '--prompt=0,1'), ('num_images is 1', '2')),
+        ('--mesh=2x1', ("mesh is '2x1'", 'first number must be 1')),
+        (('--seed=1,2', '--num_images=3'), ('seed has 2', '3 images')),
+        ('--prompt=3', ("'3'", '0 to 2')),
+        (('--prompt=cat', '--prompts=x'), ('prompt', 'prompts', 'only one')),
+        (('--model={tmp}/unnamed', '--prompt=cat'), ("'cat'", '0 to 2')),
+        (('--model={tmp}/alone', '--decoder=speculative'), ('speculative', 'draft model', 'alone')),
+        ('--parts=eagle=demo/eagle', ('vocab_size', '1024', '16', 'eagle')),
+        ('--parts=draft={tmp}/other_vocabulary', ('vocab_size', '32', '16')),
+        ('--model=', "model is ''"), ('--model={tmp}/truncated', 'damaged'),
+        ('--model={tmp}/tokenizer', ("'vq'", 'llamagen')), ('--model={tmp}/text', 'prompt'),
+        (('--model={tmp}/other_vocabulary', '--parts=tokenizer={tmp}/tokenizer'),
+         ('codebook_size', '16', '32')),
+        ('--output={tmp}/other.py/out', ('output', 'other.py'))],
+    'compare of continuous tokens': [
+        ('--top_k=3', ('top_k', 'temperature')), ('--decoder=vanilla', ('vanilla', 'exact_head')),
+        (('--model={tmp}/mars/alone', '--decoder=exact_path'),
+         ('exact_path', '--parts=draft=FOLDER')),
+        ('--parts=draft={tmp}/mars/narrow', ('token_dim', '3', '4')),
+        ('--parts=tokenizer={tmp}/mars/other_vae', ('z_channels', '2', '4')),
+        ('--model={tmp}/mars/vae', ("'kl_vae'", 'mar')),
+        ('--parts=draft={tmp}/mars/patches', ('patch_size', '2', '1'))],
+    'inspect': [
+        ('--window=0', 'window is'), ('--model=nothing', 'nothing'), ('--batch=0', 'batch is 0')],
     'topologies': [
         ('--window=()', 'window is empty; give at least one'), ('--window=-4,16', '(-4, 16)'),
         ('--decoder=', 'decoder is empty'), ('--metrics=speed_of_light', 'speed_of_light')],
@@ -211,11 +256,21 @@ FLAGS = {
     'decoders': [('--window=0', 'window is 0'), ('--decoder=', 'decoder is empty')],
     'compile_report': [
         ('--device=abacus', 'abacus'), ('--tokens_per_round=nan', 'tokens_per_round is nan')],
-    'accelerator': [('--minutes=nan', 'minutes is nan')],
+    'accelerator': [('--minutes=nan', 'minutes is nan'),
+        ('--stages=xl,nothing', "stages is 'nothing'; it must be one of exact, batches"),
+        ('--minutes=0', 'minutes is 0'), ('--repo={tmp}/nothing', 'repo is'),
+        ('--repo={tmp}', 'does not contain autoregressive/models/gpt.py'),
+        ('--stages=', 'stages is empty')],
     'tune': [
         ('--best=2', 'did you mean --minutes?'), ('--minutes=nan', 'minutes is nan'),
         ('--window=()', 'window is empty'), ('--batch_size=0', 'batch_size is (0,)'),
-        ('--guarantee=none', 'it must be one of'), ('--store={tmp}/pipe', 'is not a folder')],
+        ('--guarantee=none', 'it must be one of'), ('--store={tmp}/pipe', 'is not a folder'),
+        ('--batch_size=', 'batch_size'), ('--minutes=0', 'minutes is 0'),
+        ('--guarantee=none', 'seed-exact, seed-exact up to rounding, exact, b'),
+        ('--model=demo', ("'demo', which is part of the package", 'store=FOLDER', '--dry_run')),
+        (('--model=demo', '--store={tmp}/beach'), ('beach', 'holds other networks', '--dry_run')),
+        (('--mesh=2x1', '--dry_run'), ("mesh is '2x1'", 'first number must be 1')),
+        (('--decoder=eagle', '--guarantee=seed-exact'), ('nothing can run', 'EAGLE network'))],
     'quantized': [('--guidance_scale=nan', 'guidance_scale'),
                   ('--guidance_scale=()', 'guidance_scale is empty')],
     'train': [
@@ -233,12 +288,36 @@ FLAGS = {
     'cspd-train': [
         ('--learning_rate=nan', 'learning_rate is nan'), ('--noise=-1', 'noise is -1'),
         ('--labels=x', 'one of probs'), ('--num_depths=0', 'num_depths is 0'),
-        ('--model={tmp}/empty', 'is not a folder'), ('--model={tmp}/tokenizer', "'vq'"),
         ('--target={tmp}/model', 'drafter.'), ('--output={tmp}/pipe', 'is not a folder'),
         ('--output={tmp}/strange/target', 'which exists and is not a checkpoint'),
-        ('--dtype=complex64', 'it must be one of float32')],
-    'fit_head_drafter': [('--num_chains=1', 'num_chains is 1'),
-                         ('--guidance_scale=inf', 'guidance_scale is inf')],
+        ('--dtype=complex64', 'it must be one of float32'),
+        ('--model={tmp}/x', 'give --target='), ('--model=emoji', 'give --target=emoji in its'),
+        (('--model=demo', '--config=configs/train/drafters.py:medusa', '--target={tmp}/no'), 'no'),
+        (('--config=configs/train/drafters.py:eagle', '--kind=medusa'),
+         "kind is 'medusa', but --config"),
+        (('--model=emoji', '--config=configs/train/drafters.py:emoji_medusa', '--prompts=x'),
+         "'runs/scenes/tokens.npz', have prompts of their own")],
+    'cspd-train of a model': [
+        ('--model={tmp}/empty', 'is not a folder'), ('--model={tmp}/tokenizer', "'vq'"),
+        ('--model=mar_demo', "a 'mar' model of continuous tokens, for which nothing is trained"),
+        ('--kind=draft', 'one of neighbours, local, corrector, eagle, medusa'),
+        ('--batch_size=99', 'batch_size is 99'), ('--mesh=9x9', 'it requires 81 devices'),
+        (('--kind=eagle', '--dtype=bfloat16'),
+         "kind is 'eagle', which learns from the model in float"),
+        ('--prompts={tmp}/none', 'cannot be read'), ('--export=x', 'did you mean --output?'),
+        *((('--model={tmp}/beach', f'--kind={kind}', smoke), message)
+          for smoke in ('--smoke', '--smoke=false') for kind, message in (
+              ('neighbours', ("the family 'tiny' of model ", ' has no role of this name; ', 'or fit'
+                              ' a corrector to the target alone with cspd_jax.training.fit_corre')),
+              ('eagle', ("the family 'tiny' of model ", ' has no teacher, from which such networks '
+                         'learn; give its Model a families.Teacher, or train --kind=neighbou'))))],
+    'fit_head_drafter': [
+        ('--num_chains=1', 'num_chains is 1'), ('--guidance_scale=inf', 'guidance_scale is inf'),
+        ('--num_chains=4', 'num_chains is 4; it must be a whole number from 32'),
+        ('--kernels_per_call=1', 'kernels_per_call is 1'), ('--num_iter=5', 'num_iter is 5'),
+        ('--guidance_scale=1', 'guidance_scale is 1'),
+        ('--model=demo', 'which has discrete tokens'),
+        ('--output={tmp}', 'which exists; use another folder')],
     'exactness': [
         ('--vocab=1', 'vocab is 1'), ('--vocab=99999', 'vocab is 99999'),
         ('--json=/dev/full', 'which is not a file'), ('--json={tmp}/{long}', 'cannot be a path'),
@@ -259,20 +338,27 @@ FLAGS = {
         ('--source={tmp}/text.safetensors', 'is text, which begins with'),
         ('--source={tmp}/model', 'a folder without'),
         ('--num_heads=x', 'it must be a whole number')]}
-# The tiny model loads fast.
-TINY = {'generate', 'compare', 'topologies', 'benchmark', 'decoders'}
+# What is passed besides, unless a case has its own.
+DEFAULTS = {
+    **dict.fromkeys(('generate', 'topologies', 'benchmark', 'decoders'), ('--model={tmp}/model',)),
+    'compare': ('--model={tmp}/model', '--decoder=vanilla,sjd_pac,speculative', '--budget=1e-3'),
+    'compare of continuous tokens': ('--model={tmp}/mars/model', '--num_images=2'),
+    'tune': ('--model={tmp}/beach',), 'cspd-train': ('--config=configs/train/drafters.py:eagle',),
+    'cspd-train of a model': ('--model={tmp}/model', '--smoke'), 'fit_head_drafter': (
+        '--model={tmp}/mars/model', '--num_chains=32', '--num_iter=2', '--kernels_per_call=4')}
 
 
-@pytest.mark.parametrize('name, word, message', [
-    pytest.param(name, *case, marks=() if name in INSTALLED else pytest.mark.slow)
+@pytest.mark.parametrize('name, words, message', [
+    pytest.param(name, *case, marks=() if name.split()[0] in INSTALLED and 'continuous' not in name
+                 else pytest.mark.slow)
     for name, cases in FLAGS.items() for case in cases])
-def test_values_that_cannot_be(capfd, folder, name, word, message):
-  words = ['--model={tmp}/model'] if name in TINY and '--model=' not in word else []
-  if name == 'cspd-train' and '--model' not in word:
-    words.append('--config=configs/train/drafters.py:eagle')
-  if not word.startswith(PROGRAMS[name]) and name != 'exactness':
-    words.append(f'{PROGRAMS[name]}={{tmp}}/new')
-  refused(capfd, name, [*words, word], message, folder)
+def test_values_that_cannot_be(capfd, folder, name, words, message):
+  words, program = (words,) if isinstance(words, str) else words, name.split()[0]
+  output = f'{PROGRAMS[program]}={{tmp}}/new'
+  if 'mars' in str(DEFAULTS.get(name)) and not (folder / 'mars').exists():
+    models_lib.mars(folder / 'mars')
+  latest = {word.partition('=')[0]: word for word in (output, *DEFAULTS.get(name, ()), *words)}
+  refused(capfd, program, latest.values(), message, folder)
 
 
 @pytest.mark.parametrize('name, words', [
