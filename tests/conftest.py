@@ -125,8 +125,8 @@ def beach(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def llamagens(tmp_path_factory):
-  """A folder with tiny models of classes, see `tests.experiments.models`."""
-  from tests.experiments import models
+  """A folder with tiny models of classes, see `tests.builders.models`."""
+  from tests.builders import models
 
   models.llamagens(folder := tmp_path_factory.mktemp('models'))
   return folder
@@ -134,8 +134,8 @@ def llamagens(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def mars(tmp_path_factory):
-  """A folder with tiny models of continuous tokens, see `tests.experiments.models`."""
-  from tests.experiments import models
+  """A folder with tiny models of continuous tokens, see `tests.builders.models`."""
+  from tests.builders import models
 
   models.mars(folder := tmp_path_factory.mktemp('models'))
   return folder

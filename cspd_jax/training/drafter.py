@@ -28,6 +28,7 @@ from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Teacher
 from cspd_jax.models import eagle, medusa
+from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.ends import Ends
 from cspd_jax.training import loop, optimizer as optimizer_lib, samples
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
@@ -220,8 +221,11 @@ def measure(params: Params, target_params: Params, batch: tuple[jax.Array, Any],
 def target_outputs(target_params: Params, teacher: Teacher, tokens: jax.Array, condition: Any
                    ) -> tuple[jax.Array, jax.Array]:
   """Returns the target's logits `[S, B, T, V]` and features `[S, B, C + T - 1, F]`."""
+  # Prompts of a model without a null condition have one stream.
+  drops = (False,) if isinstance(condition, Prompt) and condition.tokens.shape[1] == 1 else (
+      False, True)
   both = [teacher.forward(target_params, condition, tokens, jnp.full(tokens.shape[:1], drop))
-          for drop in (False, True)]
+          for drop in drops]
   return jax.tree.map(lambda *parts: jnp.stack(parts), *both)
 
 

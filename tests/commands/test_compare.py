@@ -18,7 +18,8 @@ from cspd_jax.families import folder as folder_lib
 from cspd_jax.files import store
 from cspd_jax.measure import timing
 from cspd_jax.plots import grid
-from tests.experiments import calls, models as models_lib
+from tests.builders import models as models_lib
+from tests.experiments import calls
 
 pytestmark = pytest.mark.usefixtures('load_once')
 

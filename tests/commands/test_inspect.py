@@ -8,7 +8,8 @@ import pytest
 
 import cspd_jax
 from cspd_jax.commands import inspect
-from tests.experiments import calls, models
+from tests.builders import models
+from tests.experiments import calls
 
 
 @pytest.mark.slow

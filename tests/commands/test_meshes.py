@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.experiments import models
+from tests.builders import models
 
 _ONCE = ('--decoder=vanilla,mc_sjd(window=4)', '--guidance_scale=1', '--seed=3')
 _CALLS = {

@@ -7,7 +7,8 @@ import pytest
 from cspd_jax.commands import compare, evaluate, generate, inspect, train, tune
 from cspd_jax.files import run_folder
 from cspd_jax.metrics import inception
-from tests.experiments import calls, models
+from tests.builders import models
+from tests.experiments import calls
 from tests.families import tiny
 from tests.marks import representative
 

@@ -15,7 +15,8 @@ from cspd_jax.families import folder as folder_lib
 from cspd_jax.generation.parts import DraftNetwork
 from cspd_jax.measure import tuning
 from cspd_jax.measure.bench import Bench
-from tests.experiments import calls, models
+from tests.builders import models
+from tests.experiments import calls
 
 
 def _call(capsys, out, beach, *words):

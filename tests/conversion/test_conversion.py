@@ -14,18 +14,19 @@ import pytest
 import safetensors.numpy
 
 import cspd_jax
-from checkpoints_conversion import convert, rules
+from checkpoints_conversion import convert, read, rules
 from cspd_jax.files import store, weights
 from cspd_jax.models import llamagen
-from tests.conversion import small, torch_files
+from tests.builders import published, sizes
+from tests.conversion import torch_files
 
 _ROOT = pathlib.Path(__file__).parents[2]
-OPTIONS = small.OPTIONS['llamagen']
-CONFIG = dataclasses.replace(small.LLAMAGEN, num_layers=2, num_kv_heads=1)
+OPTIONS = sizes.OPTIONS['llamagen']
+CONFIG = dataclasses.replace(sizes.LLAMAGEN, num_layers=2, num_kv_heads=1)
 
 
 def _published(seed=0):
-  return small.tensors('llamagen', CONFIG, seed)
+  return published.tensors('llamagen', CONFIG, seed)
 
 
 @pytest.mark.parametrize('dtype', [np.uint8, np.int8, np.uint32, np.int32])
@@ -40,7 +41,7 @@ def test_packed_weights_are_recognised_before_their_sizes(dtype):
 
 
 def test_one_of_several_files_is_recognised(tmp_path):
-  tensors = small.tensors('llamagen_vq', small.VQ)
+  tensors = published.tensors('llamagen_vq', sizes.VQ)
   names = [f'model-0000{i}-of-00002.safetensors' for i in (1, 2)]
   some = dict(list(tensors.items())[:9])
   safetensors.numpy.save_file(some, tmp_path / names[0])
@@ -196,6 +197,22 @@ def test_stopped_conversions_go_on_if_the_source_is_the_same(tmp_path, monkeypat
       np.testing.assert_array_equal(back[key], tensor)
     shutil.rmtree(tmp_path / 'out')
     safetensors.numpy.save_file(first, source)
+
+
+def test_the_averaged_weights_are_taken_unless_asked_otherwise(tmp_path):
+  source = tmp_path / 'last.pth'
+  parts = [published.tensors('mar', sizes.MAR, seed) for seed in (0, 1)]
+  torch_files.save_parts(source, dict(model=parts[0], model_ema=parts[1]))
+  config = convert.convert_file('mar', source, tmp_path / 'out', options={'num_heads': 2})
+  loaded = store.load(tmp_path / 'out')
+  assert loaded.metadata['key'] == 'model_ema'
+  for name, x in convert.publish(rules.get('mar'), config, loaded.params).items():
+    np.testing.assert_array_equal(x, parts[1][name])
+  for other, name in ((dict(key='model', prefer='model_ema'), 'model'), (dict(), 'model')):
+    content = read.read(source, **other)
+    assert content.key == name
+    for key, x in parts[0].items():
+      np.testing.assert_array_equal(content.tensors[key], x)
 
 
 @pytest.mark.slow

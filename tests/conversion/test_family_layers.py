@@ -10,23 +10,23 @@ import numpy as np
 import pytest
 
 from checkpoints_conversion import convert, rules
+from tests.builders import sizes, writers
 from tests.conversion import published_settings as published
-from tests.families import janus_files, language_model_files, published_files as files
 from tests.marks import representative
 
 # Family, config, settings, options.
 _GRID = dict(height=2, width=3)
 CASES = {
-    'anole': (files.ANOLE, published.CHAMELEON, _GRID),
-    'lumina_mgpt': (files.LUMINA_MGPT, published.LUMINA_MGPT, _GRID),
-    'lumina_mgpt_2': (files.LUMINA_MGPT_2, published.LUMINA_MGPT_2, _GRID),
-    'emu3': (files.EMU3, published.EMU3, _GRID),
-    'emu3_5': (files.EMU3_5, published.EMU3_5, _GRID),
-    'simplear': (language_model_files.SIMPLEAR, published.SIMPLEAR, _GRID),
-    'liquid': (language_model_files.LIQUID, published.LIQUID, _GRID),
-    'janus_pro': (janus_files.CONFIG, None, {}),
-    'llamagen': (files.T2I, None, {'num_heads': 2, 'image_size': 48}),
-    't5': (files.T5, published.FLAN_T5_XL, {})}
+    'anole': (sizes.ANOLE, published.CHAMELEON, _GRID),
+    'lumina_mgpt': (sizes.LUMINA_MGPT, published.LUMINA_MGPT, _GRID),
+    'lumina_mgpt_2': (sizes.LUMINA_MGPT_2, published.LUMINA_MGPT_2, _GRID),
+    'emu3': (sizes.EMU3, published.EMU3, _GRID),
+    'emu3_5': (sizes.EMU3_5, published.EMU3_5, _GRID),
+    'simplear': (sizes.SIMPLEAR, published.SIMPLEAR, _GRID),
+    'liquid': (sizes.LIQUID, published.LIQUID, _GRID),
+    'janus_pro': (sizes.JANUS, None, {}),
+    'llamagen': (sizes.T2I, None, {'num_heads': 2, 'image_size': 48}),
+    't5': (sizes.T5, published.FLAN_T5_XL, {})}
 # The matrices of queries, keys and values in the first layer, and what follows the layer's name.
 _QKV = {'llamagen': ('layers.0.attention.', ('wqkv',)),
         't5': ('encoder.block.0.layer.0.SelfAttention.', 'qkv'),
@@ -51,12 +51,8 @@ def _open(name, shapes):
   config, content, options = CASES[name]
   contents = {}
   if content is not None:
-    sizes = files.transformer_settings(content, config) if name != 't5' else content | dict(
-        vocab_size=config.vocab_size, d_model=config.dim, num_layers=config.num_layers,
-        num_heads=config.num_heads, d_kv=config.head_dim, d_ff=config.ffn_dim)
-    if 'head_dim' in content:
-      sizes['head_dim'] = config.head_dim
-    contents = {'config.json': sizes}
+    contents = {'config.json': writers.t5_settings(config) if name == 't5' else
+                writers.settings_of(content, config)}
   elif name == 'janus_pro':
     contents = {'config.json': {'language_config': {'num_attention_heads': 2}}}
   return convert.of_tensors(
@@ -104,8 +100,8 @@ def _attention(shapes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name, config', [
-    ('chameleon_vqgan', files.CHAMELEON_VQ), ('movqgan', files.MOVQGAN),
-    ('emu3_5_vq', files.EMU3_5_VQ), ('emu3_vq', files.EMU3_VQ)])
+    ('chameleon_vqgan', sizes.CHAMELEON_VQ), ('movqgan', sizes.MOVQGAN),
+    ('emu3_5_vq', sizes.EMU3_5_VQ), ('emu3_vq', sizes.EMU3_VQ)])
 def test_attention_of_image_tokenizers_is_that_of_the_family(name, config):
   shapes = dict(convert.published_shapes(rules.get(name), config))
   opened = lambda shapes: convert.of_tensors(
@@ -128,13 +124,13 @@ def test_settings_of_image_tokenizers_agree_on_attention():
   assert level([16]) and not level([])
   with pytest.raises(rules.ConversionError, match=r'attention at levels \[3, 4\] of images of 256'):
     level([32, 16])
-  shapes = convert.published_shapes(rules.get('emu3_5_vq'), files.EMU3_5_VQ)
+  shapes = convert.published_shapes(rules.get('emu3_5_vq'), sizes.EMU3_5_VQ)
   config = rules.get('emu3_5_vq').infer(shapes, {'level_attention': False})
-  assert config == dataclasses.replace(files.EMU3_5_VQ, level_attention=False)
+  assert config == dataclasses.replace(sizes.EMU3_5_VQ, level_attention=False)
   assert not _attention(shapes).keys() & convert.published_shapes(
       rules.get('emu3_5_vq'), config).keys()
-  tensors = _zeros(convert.published_shapes(rules.get('emu3_vq'), files.EMU3_VQ))
-  sizes = dict(ch=128, ch_mult=[1, 1], num_res_blocks=1)
+  tensors = _zeros(convert.published_shapes(rules.get('emu3_vq'), sizes.EMU3_VQ))
+  fields = dict(ch=128, ch_mult=[1, 1], num_res_blocks=1)
   for levels in ({'attn_resolutions': [0]}, {}):
     with pytest.raises(rules.ConversionError, match='attention_levels is .*, the model has'):
-      convert.of_tensors('emu3_vq', tensors, {'config.json': sizes | levels}, metadata=dict)
+      convert.of_tensors('emu3_vq', tensors, {'config.json': fields | levels}, metadata=dict)

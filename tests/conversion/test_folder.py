@@ -18,18 +18,18 @@ from checkpoints_conversion.rules import base
 from cspd_jax.continuous import specification
 from cspd_jax.files import output, store
 from cspd_jax.models import llamagen, mar
-from tests.conversion import small
+from tests.builders import published, sizes, writers
 
-TARGET = small.LLAMAGEN
-CONFIGS = {'llamagen': TARGET, 'llamagen_vq': small.VQ, 'eagle_llamagen': small.EAGLE,
-           'eagle_anole': small.EAGLE_ANOLE}
+TARGET = sizes.LLAMAGEN
+CONFIGS = {'llamagen': TARGET, 'llamagen_vq': sizes.VQ, 'eagle_llamagen': sizes.EAGLE,
+           'eagle_anole': sizes.EAGLE_ANOLE}
 
 
 def _part(root, family, config=None, settings=None, seed=0, **arguments):
   """A published file of random numbers."""
-  source = small.save(root / family, family, config or CONFIGS[family], settings, seed)
+  source = writers.save(root / family, family, config or CONFIGS[family], settings, seed)
   return folder.Part(
-      family, source, arguments={'options': small.OPTIONS[family]}, **arguments)
+      family, source, arguments={'options': sizes.OPTIONS[family]}, **arguments)
 
 
 def _convert(tmp_path, family, config=None, **arguments):
@@ -91,7 +91,7 @@ def test_networks_that_do_not_belong_together_are_refused(tmp_path):
   assert not (tmp_path / 'model' / 'tokenizer').exists()
   assert set(json.loads((tmp_path / 'model' / 'model.json').read_text())['parts']) == {'target'}
   with pytest.raises(ValueError, match='holds .* a model of another family'):
-    _convert(tmp_path, 'mar', small.MAR)
+    _convert(tmp_path, 'mar', sizes.MAR)
 
 
 def _parts(tmp_path, **configs):
@@ -300,10 +300,10 @@ def _edit(path, **defaults):
 
 
 def test_another_target_brings_its_own_defaults(tmp_path):
-  sizes = {'num_attention_heads': 4, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
-           'attention_bias': True, 'o_attention_bias': False}
-  newer = _part(tmp_path / '1.1', 'nextstep', small.NEXTSTEP, sizes | {'genloss_width': 8})
-  older = _part(tmp_path / '1', 'nextstep', small.NEXTSTEP, sizes | {'fm_head_dim': 8}, seed=1)
+  fields = {'num_attention_heads': 4, 'rms_norm_eps': 1e-5, 'rope_theta': 1e6,
+            'attention_bias': True, 'o_attention_bias': False}
+  newer = _part(tmp_path / '1.1', 'nextstep', sizes.NEXTSTEP, fields | {'genloss_width': 8})
+  older = _part(tmp_path / '1', 'nextstep', sizes.NEXTSTEP, fields | {'fm_head_dim': 8}, seed=1)
   model, notes = tmp_path / 'model', []
   folder.convert_parts([newer], model)
   assert _defaults(model)['contexts'] == 'nextstep_1_1'
@@ -342,7 +342,7 @@ def test_a_target_that_was_removed_can_be_replaced(tmp_path):
 
 @pytest.mark.parametrize('dtype', ['int8', 'float8_e4m3fn'])
 def test_dtypes_that_weights_cannot_have(tmp_path, dtype):
-  part, options = _part(tmp_path, 'llamagen', dtype=dtype), small.OPTIONS['llamagen']
+  part, options = _part(tmp_path, 'llamagen', dtype=dtype), sizes.OPTIONS['llamagen']
   shapes = store.sketch('llamagen', TARGET).params
   params = jax.tree.map(lambda x: np.ones(x.shape, x.dtype), shapes)
   for call in (
@@ -372,10 +372,10 @@ def test_the_next_command_names_the_folder_and_no_shipped_model(tmp_path, monkey
 @pytest.mark.slow
 def test_numbers_that_a_dtype_does_not_represent(tmp_path):
   torch = pytest.importorskip('torch')
-  tensors = {name: torch.tensor(x) for name, x in small.tensors('llamagen', TARGET).items()}
+  tensors = {name: torch.tensor(x) for name, x in published.tensors('llamagen', TARGET).items()}
   tensors['norm.weight'] = torch.full((16,), 1e6)
   call = lambda **options: cspd_jax.from_torch(
-      tensors, 'llamagen', options=small.OPTIONS['llamagen'], **options)
+      tensors, 'llamagen', options=sizes.OPTIONS['llamagen'], **options)
   with pytest.raises(ValueError, match="dtype is 'int8'; it must be a floating-point dtype"):
     call(dtype='int8')
   with pytest.raises(ValueError, match='norm/scale .*holds numbers that are not finite.* inf'):

@@ -15,14 +15,11 @@ from cspd_jax.models import llamagen, vq
 torch = pytest.importorskip('torch')
 transformers = pytest.importorskip('transformers', '5')
 
+from tests.builders import published  # noqa: E402
 from tests.conversion import live_networks  # noqa: E402  (Both require transformers.)
 from tests.models import janus_reference  # noqa: E402
 
 _SIZES = dict(height=4, width=5)
-
-
-def _assert_same(params, others):
-  jax.tree.map(np.testing.assert_array_equal, params, others)
 
 
 @pytest.mark.slow
@@ -35,7 +32,7 @@ def test_a_module_of_transformers(name, tmp_path):
   convert.convert_file(family, tmp_path / 'published', tmp_path / 'converted', options=_SIZES)
   saved = store.load(tmp_path / 'converted')
   assert model.config == saved.config and model.grid == (4, 5) and model.name == family
-  _assert_same(model.params, saved.params)
+  published.assert_same(model.params, saved.params)
   # Chameleon's module has no decoder of images, and that of Emu3 is in one of two classes.
   assert (model.tokenizer is not None) == (name == 'emu3-hf')
 
@@ -47,9 +44,10 @@ def test_a_state_dict_with_its_settings():
   wrapped = {f'module.{name}': tensor for name, tensor in network.state_dict().items()}
   other = cspd_jax.from_torch(wrapped, family, options=_SIZES, name='mine',
                               config=network.config.to_diff_dict())
-  _assert_same(model.params, other.params)
+  published.assert_same(model.params, other.params)
   for wrap in (torch.compile, torch.nn.DataParallel):
-    _assert_same(model.params, cspd_jax.from_torch(wrap(network), family, options=_SIZES).params)
+    published.assert_same(
+        model.params, cspd_jax.from_torch(wrap(network), family, options=_SIZES).params)
   assert other.name == 'mine' and other.config == model.config
   with pytest.raises(rules.ConversionError, match='num_heads cannot be inferred'):
     cspd_jax.from_torch(network.state_dict(), family, options=_SIZES)
@@ -128,7 +126,7 @@ def test_parts_are_loaded_or_in_files(janus, tmp_path):
   store.save(tmp_path / 'vq', 'vq', whole.tokenizer.config, whole.tokenizer.params)
   for part in (tmp_path / 'vq', store.load(tmp_path / 'vq')):
     again = cspd_jax.from_torch(janus, 'janus_pro', tokenizer=part)
-    _assert_same(again.tokenizer.params, whole.tokenizer.params)
+    published.assert_same(again.tokenizer.params, whole.tokenizer.params)
 
 
 @pytest.mark.parametrize('family, parts, message', [

@@ -1,46 +1,20 @@
-"""GLM-Image: the tensors of the published size, settings that contradict weights, and folders."""
+"""GLM-Image: settings that contradict weights, and folders."""
 
 import dataclasses
 import json
-import re
 
 import pytest
 
 from checkpoints_conversion import convert, folder as folder_lib, rules
-from checkpoints_conversion.rules import family as family_lib
+from tests.builders import folders, sizes, writers
 from tests.conversion import published_settings as published
-from tests.families import glm_image_files
 
 TARGET = rules.get('glm_image')
 
 
-@pytest.mark.slow
-def test_shapes_and_settings_determine_the_published_model():
-  config, = TARGET.presets.values()
-  fields = TARGET.settings({'config.json': published.GLM_IMAGE})
-  shapes = convert.published_shapes(TARGET, config)
-  assert family_lib.infer(TARGET, shapes, {}, fields) == config
-  assert TARGET.sampling(config) == {'pictures': {'temperature': 0.9, 'top_p': 0.75}}
-
-
-@pytest.mark.slow
-@pytest.mark.verifies('shapes', 'glm_image')
-@pytest.mark.parametrize('has_biases', [True, False])
-def test_tensors_of_the_published_size_are_those_of_transformers(has_biases):
-  pytest.importorskip('transformers.models.glm_image')
-  torch = pytest.importorskip('torch')
-  from transformers.models import glm_image
-
-  from tests.models import glm_image_reference  # It requires both.
-  config = dataclasses.replace(TARGET.presets['glm_image_9b'], qkv_bias=has_biases)
-  with torch.device('meta'):
-    network = glm_image.GlmImageForConditionalGeneration(glm_image_reference.settings(config))
-  shapes = {name: tuple(x.shape) for name, x in network.state_dict().items()}
-  assert convert.published_shapes(TARGET, config) == {
-      name: shape for name, shape in shapes.items() if not re.fullmatch(TARGET.leftovers, name)}
-  # The networks that read images, and nothing else.
-  assert {name.split('.')[1] for name in shapes if re.fullmatch(TARGET.leftovers, name)} == {
-      'visual', 'vqmodel'}
+def _converted(source, output):
+  with folders.tiny():
+    return folders.run(source, 'glm_image', output, '--model=glm_image_9b')
 
 
 @pytest.mark.parametrize('path, value, message', [
@@ -50,19 +24,19 @@ def test_tensors_of_the_published_size_are_those_of_transformers(has_biases):
     ('text_config.num_key_value_heads', 4, 'num_kv_heads is 4, the model has 1'),
     ('image_start_token_id', 50, 'image_start is 50, the model has 40')])
 def test_settings_that_contradict_the_weights_are_refused(path, value, message):
-  content = published.changed(glm_image_files.settings(), path, value)
+  content = published.changed(writers.glm_settings(), path, value)
   with pytest.raises(rules.ConversionError, match=message):
-    convert.of_tensors('glm_image', glm_image_files.tensors(), {'config.json': content},
+    convert.of_tensors('glm_image', writers.glm_tensors(), {'config.json': content},
                        options={'num_heads': 2}, metadata=dict)
 
 
 def test_sizes_follow_from_shapes_and_settings(tmp_path):
-  source = glm_image_files.folder(tmp_path) / 'vision_language_encoder'
+  source = writers.glm_image(tmp_path) / 'vision_language_encoder'
   opened = convert.open_source('glm_image', source, options={
       'height': 3, 'width': 4, 'num_heads': 2})
   # The side of the small grid is in no file, and the same in all published models.
   assert opened.network.config == dataclasses.replace(
-      glm_image_files.CONFIG, small_side=16)
+      sizes.GLM_IMAGE, small_side=16)
   left_out = 'left out model.vqmodel.quant_conv.bias, which this network does not have'
   assert opened.assumptions == (left_out,)
   opened = convert.open_source('glm_image', source, options={'num_heads': 2})
@@ -77,16 +51,16 @@ def test_sizes_follow_from_shapes_and_settings(tmp_path):
     ('vae', 'from the folder vae, which draws no tokens'),
     ('text_encoder', 'from the folder text_encoder, which draws no tokens')])
 def test_other_folders_of_a_repository_are_refused_by_name(other, message, tmp_path, capsys):
-  source = glm_image_files.folder(tmp_path) / other
-  assert glm_image_files.converted(source, tmp_path / 'model') == 2
+  source = writers.glm_image(tmp_path) / other
+  assert _converted(source, tmp_path / 'model') == 2
   error = capsys.readouterr().err
   assert message in error and error.count('\n') == 1
   assert not (tmp_path / 'model').exists()
 
 
 def test_a_missing_processor_is_named(tmp_path, capsys):
-  source = glm_image_files.folder(tmp_path, has_processor=False)
-  assert not glm_image_files.converted(source, tmp_path / 'model')
+  source = writers.glm_image(tmp_path, has_processor=False)
+  assert not _converted(source, tmp_path / 'model')
   assert ('Missing: a tokenizer file for glm_image (processor/tokenizer.json); next: cspd-convert '
           '--family=glm_image_text --source=FILE') in capsys.readouterr().out
 
@@ -95,8 +69,8 @@ def test_a_missing_processor_is_named(tmp_path, capsys):
     ('grid_bos_token', '<grid>'), ('bos_token', {'content': '<s>'}),
     ('extra_special_tokens', {'grid_eos_token': '</grid>'})])
 def test_a_processor_with_other_tokens_is_refused(field, value, tmp_path):
-  file = glm_image_files.folder(tmp_path) / 'processor' / 'tokenizer.json'
-  names = {name: token for name, token in glm_image_files.NAMES.items()
+  file = writers.glm_image(tmp_path) / 'processor' / 'tokenizer.json'
+  names = {name: token for name, token in writers.GLM_NAMES.items()
            if field != 'extra_special_tokens' or name != 'grid_eos_token'}
   file.with_name('tokenizer_config.json').write_text(json.dumps({**names, field: value}))
   with pytest.raises(rules.ConversionError, match=r'_token is .*; it must be .*as in the prompts'):
@@ -105,7 +79,7 @@ def test_a_processor_with_other_tokens_is_refused(field, value, tmp_path):
 
 def test_a_download_leaves_the_decoder_out(hub, tmp_path):
   """The files of the hub that belong to the model, and none of the other networks of gigabytes."""
-  folder = glm_image_files.folder(tmp_path)
+  folder = writers.glm_image(tmp_path)
   hub.repositories['zai-org/GLM-Image'] = files = {
       path.relative_to(folder).as_posix(): path.read_bytes()
       for path in folder.rglob('*') if path.is_file()}

@@ -12,8 +12,8 @@ import cspd_jax
 from checkpoints_conversion import command, hub as hub_lib, rules
 from cspd_jax.files import paths
 from cspd_jax.models import llamagen
+from tests.builders import published, sizes
 from tests.conversion import torch_files
-from tests.families import published_files
 
 pytest.importorskip('huggingface_hub')
 constants = importlib.import_module('huggingface_hub.constants')
@@ -21,15 +21,15 @@ constants = importlib.import_module('huggingface_hub.constants')
 CLASSES = dataclasses.replace(
     llamagen.PRESETS['c2i_b_256'], height=2, width=2, dim=32, num_layers=1, num_heads=2,
     num_kv_heads=2, ffn_dim=24, vocab_size=64)
-CODES = dataclasses.replace(published_files.T2I_VQ, codebook_size=64)
+CODES = dataclasses.replace(sizes.T2I_VQ, codebook_size=64)
 LLAMAGEN = 'FoundationVision/LlamaGen'
 
 
 def _llamagen(folder):
   """Files of a repository with two models, of which one is small enough for a test."""
   folder.mkdir()
-  torch_files.save(folder / 'model.pt', published_files.tensors('llamagen', CLASSES, 1), 'model')
-  torch_files.save(folder / 'vq.pt', published_files.tensors('llamagen_vq', CODES, 2), 'model')
+  torch_files.save(folder / 'model.pt', published.tensors('llamagen', CLASSES, 1), 'model')
+  torch_files.save(folder / 'vq.pt', published.tensors('llamagen_vq', CODES, 2), 'model')
   files = {'c2i_B_256.pt': 'model.pt', 'vq_ds16_c2i.pt': 'vq.pt'}
   return {'README.md': b'#', 'c2i_3B_384.pt': bytes(10), 'vq_ds8_c2i.pt': bytes(10)} | {
       name: (folder / file).read_bytes() for name, file in files.items()}

@@ -10,7 +10,6 @@ import dataclasses
 import json
 import re
 
-import jax
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -18,10 +17,9 @@ import safetensors.numpy
 import cspd_jax
 from checkpoints_conversion import command, convert, rules, tensors as tensors_lib
 from checkpoints_conversion.rules import early_fusion as early_fusion_rules
-from cspd_jax.files import matrices
 from cspd_jax.models import early_fusion
+from tests.builders import published
 from tests.conversion import torch_files
-from tests.models import published
 
 CONFIG = dataclasses.replace(
     early_fusion.PRESETS['anole_7b'], height=2, width=3, dim=32, num_layers=2, num_heads=4,
@@ -104,10 +102,6 @@ LAYOUTS = {
     "anole's training": lambda: _renamed(_meta())}
 
 
-def _check_equal(params, others):
-  jax.tree.map(np.testing.assert_array_equal, matrices.plain(params), others)
-
-
 def _read(tensors, config=CONFIG):
   family = rules.get('anole')
   shapes = {name: tensor.shape for name, tensor in tensors.items()}
@@ -116,7 +110,7 @@ def _read(tensors, config=CONFIG):
 
 @pytest.mark.parametrize('layout', list(LAYOUTS)[1:])
 def test_layouts_become_the_same_parameters(layout):
-  _check_equal(_read(LAYOUTS[layout]()), _read(_meta()))
+  published.assert_same(_read(LAYOUTS[layout]()), _read(_meta()))
 
 
 def test_heads_rotate_as_in_the_official_network():
@@ -135,7 +129,7 @@ def test_files_of_several_devices_become_one():
   result = _read(joined)
   norms = {name: np.stack([file[name] for file in files])
            for name in files[0] if '_normalization.' in name}
-  _check_equal(result, _read(_transformers({**_meta(), **norms}, {'q': 4, 'k': 2})))
+  published.assert_same(result, _read(_transformers({**_meta(), **norms}, {'q': 4, 'k': 2})))
   assert {name: (tensor.shape, tensor.nbytes) for name, tensor in joined.items()} == {
       name: (array.shape, array.nbytes) for name, array in (
           (name, np.asarray(tensor)) for name, tensor in joined.items())}
@@ -217,7 +211,7 @@ class TestFolder:
     assert not self._convert(folder.parents[1], tmp_path / 'model')
     model = cspd_jax.load(tmp_path / 'model')
     assert model.config == CONFIG
-    _check_equal(model.params, _read(_meta()))
+    published.assert_same(model.params, _read(_meta()))
 
   @pytest.mark.slow
   def test_several_files(self, folder, tmp_path, capsys):
@@ -228,5 +222,5 @@ class TestFolder:
     assert 'consolidated.01.pth is missing' in capsys.readouterr().err
     torch_files.save(folder / 'consolidated.01.pth', files[1])
     assert not self._convert(folder, tmp_path / 'model')
-    _check_equal(cspd_jax.load(tmp_path / 'model').params,
+    published.assert_same(cspd_jax.load(tmp_path / 'model').params,
                  _read(tensors_lib.join(files, early_fusion_rules.ANOLE.shares)))

@@ -8,7 +8,8 @@ import pytest
 
 from checkpoints_conversion import convert, rules
 from checkpoints_conversion.rules import family as family_lib
-from tests.conversion import published_settings as published, small
+from tests.builders import published as weights, sizes, writers
+from tests.conversion import published_settings as published
 
 TARGET, VAE = rules.get('nextstep'), rules.get('nextstep_vae')
 
@@ -30,15 +31,16 @@ def test_fields_of_transformers_that_do_not_matter():
 
 
 def test_another_release_than_the_settings_is_refused(tmp_path, monkeypatch):
-  sizes = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=4,
+  fields = dict(hidden_size=16, num_hidden_layers=2, num_attention_heads=4, head_dim=4,
                num_key_value_heads=2, intermediate_size=12, vocab_size=9)
-  source = small.save(tmp_path, 'nextstep', small.NEXTSTEP, {
-      **published.NEXTSTEP_1_1, **sizes, 'genloss_width': 8, 'genloss_depth': 2, 'num_channels': 2})
+  source = writers.save(tmp_path, 'nextstep', sizes.NEXTSTEP, {
+      **published.NEXTSTEP_1_1, **fields, 'genloss_width': 8, 'genloss_depth': 2,
+      'num_channels': 2})
   opened = convert.open_source('nextstep', source, options=dict(height=2, width=2))
   assert opened.network.config == dataclasses.replace(
-      small.NEXTSTEP, token_norm=False, num_levels=28, last_step=None)
+      sizes.NEXTSTEP, token_norm=False, num_levels=28, last_step=None)
   monkeypatch.setitem(rules.FAMILIES, 'nextstep', TARGET._replace(
-      presets={'nextstep_1_512': small.NEXTSTEP}))
+      presets={'nextstep_1_512': sizes.NEXTSTEP}))
   with pytest.raises(rules.ConversionError, match='last_step is None, the model has 0.04'):
     convert.open_source('nextstep', source, model='nextstep_1_512')
 
@@ -48,8 +50,8 @@ def test_modulations_of_several_dtypes_become_one_matrix():
   dtype = lambda name: (np.float32 if 'modulation' not in name else
                         ml_dtypes.bfloat16 if 'final_layer' in name else np.float16)
   tensors = {name: tensor.astype(dtype(name))
-             for name, tensor in small.tensors('nextstep', small.NEXTSTEP, 3).items()}
-  back = convert.publish(TARGET, small.NEXTSTEP, convert.convert(TARGET, small.NEXTSTEP, tensors))
+             for name, tensor in weights.tensors('nextstep', sizes.NEXTSTEP, 3).items()}
+  back = convert.publish(TARGET, sizes.NEXTSTEP, convert.convert(TARGET, sizes.NEXTSTEP, tensors))
   for name, tensor in tensors.items():
     assert back[name].dtype == np.float32
     np.testing.assert_array_equal(back[name], tensor.astype(np.float32), err_msg=name)

@@ -1,4 +1,4 @@
-"""Model folders written as published files: there and back, official programs, what is refused."""
+"""Model folders written as published files: official programs, what is said, what is refused."""
 
 import dataclasses
 import json
@@ -13,40 +13,18 @@ import pytest
 import safetensors
 import safetensors.numpy
 
-from checkpoints_conversion import command, convert, folder, publish, pytorch, read, rules
-from cspd_jax import families
+from checkpoints_conversion import command, convert, publish, pytorch, read, rules
 from cspd_jax.files import store, weights
-from cspd_jax.models import clip, early_fusion
-from tests.conversion import small
+from cspd_jax.models import early_fusion
+from tests.builders import folders, published, sizes, texts
 from tests.conversion.test_published_tensors import TINY
-from tests.families import language_model_files, published_files as files
-from tests.marks import representative
-
-_OPTIONS = {**small.OPTIONS, **dict.fromkeys(('emu3', 'emu3_5', 'simplear', 'liquid', 'glm_image'),
-                                             ('height', 'width'))}
-_CLIP = clip.CLIPConfig(
-    image_size=8, patch_size=4, image_dim=24, image_layers=1, image_heads=3, image_ffn=8,
-    vocab_size=9, context=5, text_dim=16, text_layers=2, text_heads=2, text_ffn=12, feature_dim=6,
-    activation='gelu')
-# Networks whose settings are next to the weights need nothing else.
-_CHAMELEON = ('anole', 'anole_swin', 'lumina_mgpt')
 
 
 def _save(path, family, config, seed=3, **changes):
   """Saves a network of random numbers; returns its parameters."""
-  params = convert.convert(rules.get(family), config, small.tensors(family, config, seed))
-  params |= changes
+  params = published.params(family, config, seed) | changes
   store.save(path, rules.get(family).kind, config, params)
   return params
-
-
-def _check_equal(params, others):
-  """Parameters have the same names, dtypes and bits."""
-  params, others = weights.named(params), weights.named(others)
-  assert params.keys() == others.keys()
-  for name, leaf in params.items():
-    assert leaf.dtype == others[name].dtype, name
-    np.testing.assert_array_equal(leaf, others[name], err_msg=name)
 
 
 def _publish(to, source, output, **arguments):
@@ -56,77 +34,12 @@ def _publish(to, source, output, **arguments):
   return [path for path, _ in made], lines
 
 
-@pytest.mark.parametrize('case', representative(
-    [case for case in (*TINY, 'clip') if case not in _CHAMELEON], 'class', 'vq', 'eagle_anole',
-    'mar', 'nextstep', 'glm_image', 't5', 'cosmos', 'clip'))
-def test_networks_there_and_back(case, tmp_path):
-  name, config = TINY.get(case, ('clip', _CLIP))
-  if case == 'glm_image':  # Its program has one small grid.
-    config = dataclasses.replace(config, small_side=16)
-  params = _save(tmp_path / 'model', name, config)
-  (path,), _ = _publish(name, tmp_path / 'model', tmp_path / 'out')
-  options = _OPTIONS.get(name, {})
-  if isinstance(options, tuple):
-    options = {size: getattr(config, size) for size in options}
-  elif case == 'text':
-    options = {**options, 'num_heads': config.num_heads}
-  back = convert.open_source(name, path, options=options)
-  assert back.network.config == config
-  _check_equal(back.params(), params)
-
-
-_WHOLE = {
-    'lumina_mgpt': (files.lumina_mgpt, 'lumina_mgpt', 'lumina_mgpt_7b_768'),
-    'anole': (files.anole, 'anole', None),
-    'lumina_mgpt_2': (files.lumina_mgpt_2, 'lumina_mgpt_2', None),
-    'emu3': (files.emu3, 'emu3', None), 'emu3_5': (files.emu3_5, 'emu3_5', None),
-    'words': (files.llamagen_words, 'llamagen', None),
-    'simplear': (lambda root: language_model_files.whole('simplear', root), 'simplear', None)}
-
-
-def _converted(family, source, output, options):
-  """Converts a published folder with all networks in it; returns them by role."""
-  sources = folder.find_model(family, source, 't2i_xl_256' if family == 'llamagen' else None)
-  parts = [folder.Part(name, path, arguments={'options': options if name == family else {}})
-           for name, path in sources.items()]
-  folder.convert_parts(parts, output)
-  roles = families.model_file.read(output)['parts']
-  return {role: store.load(output / part) for role, part in roles.items()}
-
-
-@pytest.mark.parametrize('case', representative(_WHOLE, 'lumina_mgpt', 'words'))
-def test_models_there_and_back(case, tmp_path, monkeypatch):
-  """All networks of a model are in one folder, from which the same model is converted."""
-  write, family, _ = _WHOLE[case]
-  options = {'num_heads': 2, 'image_size': 48} if family == 'llamagen' else {
-      'height': 4, 'width': 6}
-  networks = _converted(family, write(tmp_path / 'published'), tmp_path / 'model', options)
-  paths, lines = _publish(family, tmp_path / 'model', tmp_path / 'out')
-  assert len(paths) == len(networks) >= 3
-  assert any(line.startswith('left out the defaults of the model: ') for line in lines)
-  if family == 'llamagen':  # Their sizes are no published ones, so they have other names.
-    names = sorted(path.relative_to(tmp_path / 'out').as_posix() for path in paths)
-    assert names == ['llamagen.pt', 'llamagen_vq.pt', 't5', 'tokenizer.json']
-    parts = [folder.Part(name, path, arguments={'options': options if name == family else {}})
-             for name, path in zip(('llamagen', 'llamagen_vq', 't5', 't5_text'), sorted(paths))]
-    folder.convert_parts(parts, tmp_path / 'again')
-    back = {role: store.load(tmp_path / 'again' / role) for role in networks}
-  else:
-    back = _converted(family, tmp_path / 'out', tmp_path / 'again', options)
-  assert back.keys() == networks.keys()
-  for role, network in networks.items():
-    assert back[role].config == network.config
-    _check_equal(back[role].params, network.params)
-
-
 def test_chameleon_has_what_transformers_reads(tmp_path):
-  _converted('anole', files.anole(tmp_path / 'published'), tmp_path / 'model', {
-      'height': 3, 'width': 4})
-  _publish('anole', tmp_path / 'model', tmp_path / 'out')
+  _publish('anole', folders.model('anole'), tmp_path / 'out')
   content = json.loads((tmp_path / 'out' / 'config.json').read_text())
   names = content['vocabulary_map']
   assert names['<s>'] == content['bos_token_id'] == 0 and names['IMGIMGAZ'] == 4 + int(
-      np.flatnonzero(files.CODES == 0)[0])
+      np.flatnonzero(texts.CODES == 0)[0])
   with safetensors.safe_open(tmp_path / 'out' / 'model.safetensors', 'numpy') as file:
     assert file.metadata() == {'format': 'pt'}
     inside = [name for name in read.read(tmp_path / 'out').tensors if name.startswith(
@@ -137,14 +50,14 @@ def test_chameleon_has_what_transformers_reads(tmp_path):
   assert output[4:8196].any(axis=1).all() and not output[:4].any() and not output[8196:].any()
   assert 'model.vqmodel.encoder.conv_in.weight' in inside and not any(
       '.decoder.' in name for name in inside)
-  assert (tmp_path / 'out' / 'tokenizer.json').read_bytes() == files.chameleon_text()
+  assert (tmp_path / 'out' / 'tokenizer.json').read_bytes() == texts.chameleon()
   params = json.loads((tmp_path / 'out' / 'vqgan.yaml').read_text())['model']['params']
   assert params['n_embed'] == 8192 and params['ddconfig']['ch_mult'] == [1]
   assert read.read(tmp_path / 'out' / 'vqgan.ckpt').key == 'state_dict'
 
 
 def test_llamagen_has_what_the_official_classes_read(tmp_path):
-  _save(tmp_path / 'target', 'llamagen', small.LLAMAGEN)
+  _save(tmp_path / 'target', 'llamagen', sizes.LLAMAGEN)
   (path,), lines = _publish('llamagen', tmp_path / 'target', tmp_path / 'out', dtype='bfloat16')
   assert {str(tensor.dtype) for tensor in read.read(path).tensors.values()} == {'bfloat16'}
   arguments, = (re.search(r'ModelArgs\((.*)\)\)', line)[1] for line in lines if 'ModelArgs' in line)
@@ -152,8 +65,8 @@ def test_llamagen_has_what_the_official_classes_read(tmp_path):
   assert values['block_size'] == 4 and values['model_type'] == 'c2i' and values['n_head'] == 2
   # The rule of the class for the width of the hidden layer.
   hidden, multiple = int(values['ffn_dim_multiplier'] * int(8 * 16 / 3)), values['multiple_of']
-  assert -(-hidden // multiple) * multiple == small.LLAMAGEN.ffn_dim
-  _save(tmp_path / 'vq', 'llamagen_vq', small.VQ)
+  assert -(-hidden // multiple) * multiple == sizes.LLAMAGEN.ffn_dim
+  _save(tmp_path / 'vq', 'llamagen_vq', sizes.VQ)
   (path,), _ = _publish('llamagen_vq', tmp_path / 'vq', tmp_path / 'vq_out')
   assert read.read(path).tensors['quantize.codebook_used'].shape == (65536,)
 
@@ -163,8 +76,8 @@ def test_a_drafter_takes_the_embedding_of_its_target(tmp_path):
   back = convert.open_source('eagle_llamagen', path, options={'image_size': 256, 'num_heads': 3})
   params, drafter = weights.named(back.params()), store.load('demo/eagle')
   table = params.pop('token_embedding')
-  _check_equal(params, drafter.params)
-  _check_equal(table, store.load('demo/target').params['transformer']['token_embedding'])
+  published.assert_same(params, drafter.params)
+  published.assert_same(table, store.load('demo/target').params['transformer']['token_embedding'])
   assert back.network.config == dataclasses.replace(drafter.config, own_embedding=True)
   # The released program refuses a folder without it.
   assert json.loads((path / 'config.json').read_text())['input_type'] == 't2i'
@@ -189,7 +102,7 @@ def test_what_files_cannot_hold_is_said(tmp_path):
 
 def test_tensors_that_came_in_and_do_not_go_out_are_named(tmp_path):
   """CLIP's scale of logits: scores are cosines."""
-  _save(tmp_path / 'whole', 'clip', _CLIP)
+  _save(tmp_path / 'whole', 'clip', sizes.CLIP)
   (path,), lines = _publish('clip', tmp_path / 'whole', tmp_path / 'published')
   assert not lines
   file = path / 'model.safetensors'
@@ -233,14 +146,14 @@ def test_wrong_input_is_refused(to, source, message, tmp_path):
 
 def test_numbers_that_the_files_cannot_hold_are_refused(tmp_path):
   """Liquid's table is multiplied, and one row of norms is for all heads."""
-  config = dataclasses.replace(language_model_files.LIQUID, dim=24, attention_dim=None)
+  config = dataclasses.replace(sizes.LIQUID, dim=24, attention_dim=None)
   params = _save(tmp_path / 'liquid', 'liquid', config)
   params['transformer']['token_embedding'] *= np.float32(1.1)  # As a training changes it.
   store.save(tmp_path / 'liquid', 'early_fusion', config, params)
   with pytest.raises(ValueError, match=(
       'target has transformer/.*, which .* of a transformer like liquid_7b cannot hold')):
     _publish('liquid', tmp_path / 'liquid', tmp_path / 'out')
-  target = dataclasses.replace(small.EAGLE_ANOLE, num_tokens=7, row_width=3)
+  target = dataclasses.replace(sizes.EAGLE_ANOLE, num_tokens=7, row_width=3)
   params = _save(tmp_path / 'eagle', 'eagle_lumina_mgpt', target)
   _publish('eagle_lumina_mgpt', tmp_path / 'eagle', tmp_path / 'same')
   norm = params['layer']['query_norm']
@@ -290,7 +203,7 @@ def test_files_that_were_written_wrongly_are_not_moved_into_place(tmp_path, monk
 
 
 def test_a_stopped_command_continues(tmp_path, monkeypatch):
-  _save(tmp_path / 'model', 'simplear', language_model_files.SIMPLEAR)
+  _save(tmp_path / 'model', 'simplear', sizes.SIMPLEAR)
   made, append = [], weights._append
   def stop(*arguments):
     append(*arguments)
@@ -334,7 +247,7 @@ def test_files_of_pytorch(tmp_path):
     for key in keys or (None,):
       content = read.read(tmp_path / name, key=key).tensors
       assert list(content) == list(arrays)
-      _check_equal({place: np.asarray(x) for place, x in content.items()}, arrays)
+      published.assert_same({place: np.asarray(x) for place, x in content.items()}, arrays)
   assert (tmp_path / 'x.pt').read_bytes() == (tmp_path / 'y.pt').read_bytes()
   with pytest.raises(ValueError, match='ids is int32; files of PyTorch are written with: float64'):
     pytorch.save(tmp_path / 'w.pt', [('ids', np.zeros(2, np.int32))])
@@ -376,14 +289,12 @@ def test_transformers_computes_the_logits_of_emoji(tmp_path):
 def test_transformers_reads_all_of_a_chameleon(tmp_path):
   transformers = pytest.importorskip('transformers', '5')
   pytest.importorskip('torch')
-  _converted('lumina_mgpt', files.lumina_mgpt(tmp_path / 'published'), tmp_path / 'model', {
-      'height': 4, 'width': 6})
-  _publish('lumina_mgpt', tmp_path / 'model', tmp_path / 'out')
+  _publish('lumina_mgpt', folders.model('lumina_mgpt'), tmp_path / 'out')
   network, report = transformers.ChameleonForConditionalGeneration.from_pretrained(
       tmp_path / 'out', output_loading_info=True)
   assert not any(report.values()), report
   assert network.generation_config.eos_token_id == 2
-  assert network.model.vocabulary_mapping.bpe2img[4] == files.CODES[0]
+  assert network.model.vocabulary_mapping.bpe2img[4] == texts.CODES[0]
 
 
 @pytest.mark.slow
@@ -393,7 +304,7 @@ def test_transformers_reads_all_of_a_chameleon(tmp_path):
 def test_transformers_reads_networks(case, kind, tmp_path):
   transformers = pytest.importorskip('transformers', '5')
   pytest.importorskip('torch')
-  name, config = TINY.get(case, ('clip', _CLIP))
+  name, config = TINY[case]
   _save(tmp_path / 'model', name, config)
   _publish(name, tmp_path / 'model', tmp_path / 'out')
   _, report = getattr(transformers, kind).from_pretrained(

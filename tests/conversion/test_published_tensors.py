@@ -5,10 +5,11 @@ official modules at their real sizes: for EAGLE the drafter modules that LANTERN
 NextStep-1 github.com/stepfun-ai/NextStep-1 (6e49bae), for SimpleAR and Liquid the classes of
 transformers with 215672 and 264192 tokens, for Tar those of csuhan/Tar (47da8e1), with names of
 transformers 4, and Qwen2 with 217206 tokens; the width 1536 of its codes is assumed. Janus-Pro and
-GLM-Image are compared with the installed transformers in files of their own.
+GLM-Image are compared with the installed transformers.
 """
 
 import dataclasses
+import functools
 import gzip
 import json
 import math
@@ -18,23 +19,15 @@ import re
 import numpy as np
 import pytest
 
-from checkpoints_conversion import convert, rules
+from checkpoints_conversion import convert, publish, rules
 from checkpoints_conversion.rules import family as family_lib
 from cspd_jax.files import store, weights
-from cspd_jax.models import kl_vae
-from tests.conversion import small
-from tests.families import (
-  glm_image_files,
-  language_model_files,
-  published_files as files,
-  tar_files,
-)
+from cspd_jax.models import vq
+from tests.builders import published, sizes
+from tests.conversion import published_settings as settings_lib
 from tests.marks import representative
 
 _FOLDER = pathlib.Path(__file__).parent.parent / 'data' / 'manifests'
-_NEXTSTEP_VAE = kl_vae.KLVAEConfig(
-    ch_mult=(1, 2, 4, 4), scale=1.0, shift=0.0, quant_conv=False, level_attention=False,
-    normalized=True)
 _EAGLES = {'llamagen_t2i_256': 256, 'llamagen_t2i_512': 512, 'anole': 512, 'lumina_mgpt_768': 768}
 _OF_NEXTSTEP = {'num_heads': 40, 'rope_base': 1e6, 'norm_eps': 1e-5}
 # By manifest: the family of files, the name of the published model, and options.
@@ -84,7 +77,7 @@ def test_published_tensors_are_exactly_those_of_the_model(manifest):
   name, preset, options = MANIFESTS[manifest]
   family = rules.get(name)
   family = family._replace(**family.variant(shapes))
-  config = _NEXTSTEP_VAE if preset is None else family.presets[preset]
+  config = sizes.NEXTSTEP_VAE_AS_PUBLISHED if preset is None else family.presets[preset]
   expected = convert.published_shapes(family, config)
   assert expected.items() <= shapes.items()
   assert all(re.fullmatch(family.leftovers, key) for key in shapes.keys() - expected.keys())
@@ -95,41 +88,118 @@ def test_published_tensors_are_exactly_those_of_the_model(manifest):
       size(lambda key: True), size(lambda key: 'uncond_embedding' not in key),
       size(lambda key: 'running_' not in key), sum(map(math.prod, shapes.values())))
   if 'height' in family.options:
-    sizes = dict(height=13, width=13) if name == 'tar' else dict(height=30, width=40)
-    assert family.infer(shapes, {**options, **sizes}) == dataclasses.replace(config, **sizes)
+    grid = dict(height=13, width=13) if name == 'tar' else dict(height=30, width=40)
+    assert family.infer(shapes, {**options, **grid}) == dataclasses.replace(config, **grid)
+
+
+def _variant(family, is_transformers):
+  """Janus-Pro with the names of one of two formats, and any other family as it is."""
+  return family if is_transformers is None else family._replace(rules=functools.partial(
+      family.rules, is_transformers=is_transformers))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name, preset, content, is_transformers', [
+    ('janus_pro', 'janus_pro_1b', settings_lib.JANUS_PRO_1B, False),
+    ('janus_pro', 'janus_pro_7b', settings_lib.JANUS_PRO_7B, False),
+    ('janus_pro', 'janus_pro_1b', settings_lib.JANUS_PRO_HF, True),
+    ('glm_image', 'glm_image_9b', settings_lib.GLM_IMAGE, None)])
+def test_shapes_and_settings_determine_the_published_models(
+    name, preset, content, is_transformers):
+  family = rules.get(name)
+  shapes = convert.published_shapes(_variant(family, is_transformers), family.presets[preset])
+  fields = family.settings({'config.json': content})
+  assert family_lib.infer(family, shapes, {}, fields) == family.presets[preset]
+
+
+def _janus(config):
+  """The network of transformers with the sizes of a published model."""
+  transformers, sizes_of = pytest.importorskip('transformers', '5'), dict(projection_dim=config.dim)
+  return transformers.JanusForConditionalGeneration(transformers.JanusConfig(
+      text_config=dict(
+          model_type='llama', vocab_size=config.text_size, hidden_size=config.dim,
+          intermediate_size=config.ffn_dim, num_hidden_layers=config.num_layers,
+          num_attention_heads=config.num_heads),
+      vision_config=dict(num_hidden_layers=1, **sizes_of),
+      vq_config=dict(image_token_embed_dim=config.dim, **sizes_of)))
+
+
+def _glm_image(config):
+  pytest.importorskip('transformers.models.glm_image')
+  from transformers.models import glm_image
+
+  from tests.models import glm_image_reference  # It requires both.
+  return glm_image.GlmImageForConditionalGeneration(glm_image_reference.settings(config))
+
+
+@pytest.mark.slow
+@pytest.mark.verifies('shapes', 'janus_pro', 'glm_image')
+@pytest.mark.parametrize('name, preset, make, changes', [
+    ('janus_pro', 'janus_pro_1b', _janus, {}), ('janus_pro', 'janus_pro_7b', _janus, {}),
+    ('glm_image', 'glm_image_9b', _glm_image, {}),
+    ('glm_image', 'glm_image_9b', _glm_image, dict(qkv_bias=False))])
+def test_tensors_of_the_published_sizes_are_those_of_transformers(name, preset, make, changes):
+  torch = pytest.importorskip('torch')
+  config = dataclasses.replace(rules.get(name).presets[preset], **changes)
+  with torch.device('meta'):
+    network = make(config)
+  shapes = {key: tuple(x.shape) for key, x in network.state_dict().items()}
+  networks = {name: config}
+  if name == 'janus_pro':
+    networks['janus_pro_vq'] = rules.get('janus_pro_vq').presets['vq_16']
+  for part, sizes_of in networks.items():
+    family = rules.get(part)
+    left_out = {key for key in shapes if re.fullmatch(family.leftovers, key)}
+    assert convert.published_shapes(family._replace(**family.variant(shapes)), sizes_of) == {
+        key: shape for key, shape in shapes.items() if key not in left_out}
+    # The networks that read images, and nothing else.
+    assert name != 'glm_image' or {key.split('.')[1] for key in left_out} == {'visual', 'vqmodel'}
+
+
+@pytest.mark.slow
+def test_the_image_tokenizer_of_janus_has_the_tensors_of_llamagen():
+  own = rules.get('janus_pro_vq')
+  assert convert.published_shapes(own, own.presets['vq_16']) == {
+      f'gen_vision_model.{name}': shape for name, shape in convert.published_shapes(
+          rules.get('llamagen_vq'), vq.VQConfig()).items()}
 
 
 # By case: family of files, config, and the rows of the output matrix that are kept.
-_VAE = dataclasses.replace(_NEXTSTEP_VAE, ch_mult=(1, 1), num_res_blocks=1, z_channels=2)
 _CODES = lambda config: slice(config.first_code, config.first_code + config.num_codes)
 TINY = {
-    'class': ('llamagen', small.LLAMAGEN), 'text': ('llamagen', small.CAPTIONS),
-    'vq': ('llamagen_vq', dataclasses.replace(small.VQ, ch_mult=(1, 2))),
-    'eagle_llamagen': ('eagle_llamagen', small.EAGLE),
-    'eagle_anole': ('eagle_anole', small.EAGLE_ANOLE),
+    'class': ('llamagen', sizes.LLAMAGEN), 'text': ('llamagen', sizes.T2I),
+    'vq': ('llamagen_vq', dataclasses.replace(sizes.VQ, ch_mult=(1, 2))),
+    'eagle_llamagen': ('eagle_llamagen', sizes.EAGLE),
+    'eagle_anole': ('eagle_anole', sizes.EAGLE_ANOLE),
     'eagle_lumina_mgpt': ('eagle_lumina_mgpt', dataclasses.replace(
-        small.EAGLE_ANOLE, num_tokens=7, row_width=3)),
-    'mar': ('mar', small.MAR), 'kl_vae': ('kl_vae', small.KL_VAE),
-    'nextstep': ('nextstep', small.NEXTSTEP), 'nextstep_vae': ('nextstep_vae', _VAE),
-    'anole': ('anole', small.ANOLE),
-    'anole_swin': ('anole', dataclasses.replace(small.ANOLE, swin_norm=True)),
-    'lumina_mgpt': ('lumina_mgpt', files.LUMINA_MGPT), 'emu3': ('emu3', small.EMU3),
-    'emu3_5': ('emu3_5', files.EMU3_5), 'simplear': ('simplear', language_model_files.SIMPLEAR),
-    'liquid': ('liquid', language_model_files.LIQUID),
-    'glm_image': ('glm_image', glm_image_files.CONFIG), 'tar': ('tar', tar_files.PRIOR),
-    'ar_dtok': ('ar_dtok', tar_files.AR_DTOK), 'ta_tok': ('ta_tok', tar_files.BRIDGE),
-    't5': ('t5', files.T5),
-    'cosmos': ('cosmos_dv', small.COSMOS), 'emu3_vq': ('emu3_vq', files.EMU3_VQ),
-    'emu3_5_vq': ('emu3_5_vq', files.EMU3_5_VQ), 'movqgan': ('movqgan', files.MOVQGAN),
-    'chameleon_vqgan': ('chameleon_vqgan', files.CHAMELEON_VQ)}
+        sizes.EAGLE_ANOLE, num_tokens=7, row_width=3)),
+    'mar': ('mar', sizes.MAR), 'kl_vae': ('kl_vae', sizes.KL_VAE),
+    'nextstep': ('nextstep', sizes.NEXTSTEP), 'nextstep_vae': ('nextstep_vae', sizes.NEXTSTEP_VAE),
+    'anole': ('anole', sizes.ANOLE),
+    'anole_swin': ('anole', dataclasses.replace(sizes.ANOLE, swin_norm=True)),
+    'lumina_mgpt': ('lumina_mgpt', sizes.LUMINA_MGPT), 'emu3': ('emu3', sizes.EMU3),
+    'emu3_5': ('emu3_5', sizes.EMU3_5), 'simplear': ('simplear', sizes.SIMPLEAR),
+    'liquid': ('liquid', sizes.LIQUID),
+    # Its program has one small grid.
+    'glm_image': ('glm_image', dataclasses.replace(sizes.GLM_IMAGE, small_side=16)),
+    'tar': ('tar', sizes.TAR), 'ar_dtok': ('ar_dtok', sizes.AR_DTOK),
+    'ta_tok': ('ta_tok', sizes.TA_TOK), 't5': ('t5', sizes.T5),
+    'cosmos': ('cosmos_dv', sizes.COSMOS), 'emu3_vq': ('emu3_vq', sizes.EMU3_VQ),
+    'emu3_5_vq': ('emu3_5_vq', sizes.EMU3_5_VQ), 'movqgan': ('movqgan', sizes.MOVQGAN),
+    'chameleon_vqgan': ('chameleon_vqgan', sizes.CHAMELEON_VQ), 'clip': ('clip', sizes.CLIP)}
+# What files do not hold, but settings next to them.
+_SIZES = {'emu3': ('height', 'width'), 'emu3_5': ('height', 'width'), 'liquid': ('height', 'width'),
+          'simplear': ('height', 'width'), 'glm_image': ('height', 'width'),
+          'llamagen': ('num_heads',)}
 
 
 @pytest.mark.parametrize('case', representative(
-    TINY, 'class', 'vq', 'eagle_lumina_mgpt', 'mar', 'nextstep', 'anole', 'emu3_5', 'simplear',
-    'liquid', 'glm_image', 't5'))
-def test_there_and_back_is_exact(case):
+    TINY, 'class', 'eagle_anole', 'eagle_lumina_mgpt', 'mar', 'nextstep', 'anole', 'emu3_5',
+    'simplear', 'liquid', 'glm_image', 't5', 'clip'))
+def test_there_and_back_is_exact(case, tmp_path):
+  """From tensors to parameters to tensors, and from parameters to files to parameters."""
   name, config = TINY[case]
-  family, tensors = rules.get(name), small.tensors(name, config, 3)
+  family, tensors = rules.get(name), published.tensors(name, config, 3)
   params = convert.convert(family, config, tensors)
   template = store.sketch(family.kind, config).params
   shapes = lambda tree: {path: leaf.shape for path, leaf in weights.named(tree).items()}
@@ -144,6 +214,17 @@ def test_there_and_back_is_exact(case):
       np.testing.assert_allclose(back[key], tensor, rtol=1e-6, atol=1e-6, err_msg=key)
     else:
       np.testing.assert_array_equal(back[key][kept], tensor[kept], err_msg=key)
+  if case in ('anole', 'anole_swin', 'lumina_mgpt'):  # Their files have an image tokenizer, too.
+    return
+  store.save(tmp_path / 'model', family.kind, config, params)
+  (path, _), = publish.publish_model(name, tmp_path / 'model', tmp_path / 'out')
+  options = sizes.OPTIONS.get(name, {}) | {
+      size: getattr(config, size) for size in _SIZES.get(name, ())}
+  if case == 'text':
+    options['image_size'] = 48
+  opened = convert.open_source(name, path, options=options)
+  assert opened.network.config == config
+  published.assert_same(opened.params(), params)
 
 
 _OF_T5 = 't5', ('decoder.block.0.layer.0.SelfAttention.q.weight', 'lm_head.weight')
@@ -155,7 +236,7 @@ _OF_T5 = 't5', ('decoder.block.0.layer.0.SelfAttention.q.weight', 'lm_head.weigh
     ('nextstep', ('lm_head.weight', 'gen_pos_embed')), _OF_T5), _OF_T5))
 def test_known_leftovers_are_ignored_and_no_others(case, leftovers):
   name, config = TINY[case]
-  family, tensors = rules.get(name), small.tensors(name, config)
+  family, tensors = rules.get(name), published.tensors(name, config)
   convert.convert(family, config, tensors | {key: np.zeros(3) for key in leftovers})
   missing = tensors.popitem()[0]
   with pytest.raises(rules.ConversionError) as caught:
@@ -206,13 +287,13 @@ def test_sizes_that_cannot_be_inferred_are_explained(case, changes, options, mes
 
 @pytest.mark.parametrize('size', [3, 0, -2])
 def test_patches_that_do_not_divide_tokens(size):
-  shapes = convert.published_shapes(rules.get('nextstep'), small.NEXTSTEP)
+  shapes = convert.published_shapes(rules.get('nextstep'), sizes.NEXTSTEP)
   with pytest.raises(rules.ConversionError, match=f'patch_size is {size}, and tokens have 8 num'):
     family_lib.infer(rules.get('nextstep'), shapes, {}, {'num_heads': 4, 'patch_size': size})
 
 
 def test_a_tokenizer_without_its_decoder():
-  shapes = convert.published_shapes(rules.get('chameleon_vqgan'), files.CHAMELEON_VQ)
+  shapes = convert.published_shapes(rules.get('chameleon_vqgan'), sizes.CHAMELEON_VQ)
   encoder = {name: shape for name, shape in shapes.items() if not name.startswith('decoder.')}
   with pytest.raises(ValueError, match='The file has no decoder, so it cannot generate images'):
     rules.get('chameleon_vqgan').infer(encoder, {})

@@ -17,8 +17,8 @@ import pytest
 
 from checkpoints_conversion import convert, pickles, read, rules
 from cspd_jax.files import reading
+from tests.builders import published
 from tests.conversion import torch_files as files
-from tests.models import published
 
 SOUND = files.mapping({'a': files.tensor(shape=(3,))})
 

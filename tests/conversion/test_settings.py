@@ -20,15 +20,12 @@ from checkpoints_conversion.rules import (
 from cspd_jax.models import (
   eagle as eagle_model,
   early_fusion,
-  kl_vae,
   llamagen,
   vq as vq_model,
 )
-from tests.conversion import published_settings as published, small
+from tests.builders import sizes, writers
+from tests.conversion import published_settings as published
 
-_NEXTSTEP_VAE = kl_vae.KLVAEConfig(
-    ch_mult=(1, 2, 4, 4), scale=1.0, shift=0.0, quant_conv=False, level_attention=False,
-    normalized=True)
 # Family of files, its content, and the published model or its config.
 FILES = {
     'chameleon': ('anole', published.CHAMELEON, 'anole_7b'),
@@ -53,7 +50,7 @@ FILES = {
     'janus-hf tokenizer': ('janus_pro_vq', published.JANUS_PRO_HF, 'vq_16'),
     'nextstep': ('nextstep', published.NEXTSTEP_1, 'nextstep_1_512'),
     'nextstep 1.1': ('nextstep', published.NEXTSTEP_1_1, 'nextstep_1_1_512'),
-    'nextstep tokenizer': ('nextstep_vae', published.NEXTSTEP_VAE, _NEXTSTEP_VAE),
+    'nextstep tokenizer': ('nextstep_vae', published.NEXTSTEP_VAE, sizes.NEXTSTEP_VAE_AS_PUBLISHED),
     'anole drafter': ('eagle_anole', published.EAGLE_CHAMELEON, 'anole'),
     'lumina drafter': ('eagle_lumina_mgpt', published.EAGLE_CHAMELEON, 'lumina_mgpt_768'),
     'llamagen drafter': ('eagle_llamagen', published.EAGLE_LLAMAGEN, 'llamagen_t2i_256')}
@@ -326,7 +323,7 @@ def test_names_of_programs_and_null_do_not_matter():
 @pytest.fixture
 def save(tmp_path):
   """Saves the weights of a tiny network, without some, and a settings file if there is one."""
-  return functools.partial(small.save, tmp_path)
+  return functools.partial(writers.save, tmp_path)
 
 
 def _config(family, source, **options):
@@ -334,13 +331,13 @@ def _config(family, source, **options):
 
 
 @pytest.mark.parametrize('family, config, options, message', [
-    ('anole', small.ANOLE, {}, r'norm_eps, rope_base, swin_norm cannot be inferred .* a '
+    ('anole', sizes.ANOLE, {}, r'norm_eps, rope_base, swin_norm cannot be inferred .* a '
      r'transformer like anole_7b, .* config.json of the published models contains '
      r'\{"rms_norm_eps": 1e-05, "rope_theta": 10000.0, "swin_norm": false\}. Or specify model, if '
      'it is one of: anole_7b'),
-    ('lumina_mgpt', dataclasses.replace(small.ANOLE, row_end=8803, image_ends=(8196,)),
+    ('lumina_mgpt', dataclasses.replace(sizes.ANOLE, row_end=8803, image_ends=(8196,)),
      {'width': 3}, 'swin_norm, height cannot be inferred .* Specify --height=ROWS'),
-    ('emu3', small.EMU3, {'num_heads': 2},
+    ('emu3', sizes.EMU3, {'num_heads': 2},
      'norm_eps, rope_base cannot be inferred .*"rope_theta": 1000000.0')])
 def test_sizes_that_cannot_be_inferred_are_required(save, family, config, options, message):
   with pytest.raises(rules.ConversionError, match=message):
@@ -359,25 +356,25 @@ def test_heads_are_not_assumed_where_the_class_has_another_default():
 
 def test_answers_determine_the_config(save):
   """The answers to what is asked for, and the number of heads, which norms have."""
-  source = save('anole', small.ANOLE, {
+  source = save('anole', sizes.ANOLE, {
       'rms_norm_eps': 1e-3, 'rope_theta': 500.0, 'swin_norm': True})
-  result = _config('anole', source, height=2, width=3)
-  assert result == dataclasses.replace(small.ANOLE, norm_eps=1e-3, rope_base=500.0, swin_norm=True)
+  result = _config('anole', source, height=3, width=4)
+  assert result == dataclasses.replace(sizes.ANOLE, norm_eps=1e-3, rope_base=500.0, swin_norm=True)
 
 
 @pytest.mark.parametrize('change, message', [
     ({'vocab_size': 65537}, 'vocab_size is 65537, the model has 65536'),
     ({'head_dim': 16}, 'head_dim is 16, the model has 8'),
-    ({'intermediate_size': 9}, 'ffn_dim is 9, the model has 24'),
+    ({'intermediate_size': 9}, 'ffn_dim is 9, the model has 16'),
     ({'num_attention_heads': 4}, 'num_kv_heads|mis-shaped')])
 def test_sizes_that_are_not_those_of_the_weights(save, change, message):
   with pytest.raises(rules.ConversionError, match=message):
-    _config('anole', save('anole', small.ANOLE, {'num_attention_heads': 2, **change}))
+    _config('anole', save('anole', sizes.ANOLE, {'num_attention_heads': 2, **change}))
 
 
 @pytest.mark.parametrize('settings', [None, {'tie_word_embeddings': True}])
 def test_tied_weights_are_said(save, settings):
-  source = save('anole', small.ANOLE, settings, without=('lm_head.weight',))
+  source = save('anole', sizes.ANOLE, settings, without=('lm_head.weight',))
   with pytest.raises(rules.ConversionError, match='no lm_head.weight. If its weights are tied '
                      r'.*model.embed_tokens.weight .* save that a second time as lm_head.weight'):
     _config('anole', source)
@@ -385,7 +382,7 @@ def test_tied_weights_are_said(save, settings):
 
 def test_an_output_matrix_in_the_file_is_used_whatever_the_settings_call_it(save):
   settings = {'rms_norm_eps': 1e-5, 'tie_word_embeddings': True}
-  assert _config('anole', save('anole', small.ANOLE, settings), height=2, width=3) == small.ANOLE
+  assert _config('anole', save('anole', sizes.ANOLE, settings), height=3, width=4) == sizes.ANOLE
 
 
 @pytest.mark.parametrize('content', [

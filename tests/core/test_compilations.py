@@ -16,8 +16,8 @@ from cspd_jax import testing
 from cspd_jax.core import compilations, programs
 from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing.tabular import tabular
+from tests.builders import models
 from tests.marks import representative
-from tests.measure import tiny
 
 
 def _double(x):
@@ -85,11 +85,11 @@ def test_a_short_block_says_nothing(capsys):
 _TABLE = tabular(jax.random.key(0), 3, 6, guided=True, row_width=3)
 # Long calls of the package, by how the line of each begins.
 _CALLS = {
-    '(generating with|compiling) vanilla': lambda **options: tiny.model().generate(
+    '(generating with|compiling) vanilla': lambda **options: models.of_table().generate(
         [0], decoder='vanilla', **options),
     '(decoding with|compiling the prefill of) vanilla': lambda **options: list(
-        tiny.model().stream([0], decoder='vanilla', **options)),
-    r'loading demo, \d of \d networks': functools.partial(cspd_jax.load, 'demo'),
+        models.of_table().stream([0], decoder='vanilla', **options)),
+    r'loading demo: \d of \d networks': functools.partial(cspd_jax.load, 'demo'),
     r'drawing sequences: \d+ of 64': functools.partial(
         testing.check_sampler, lambda key, labels: (time.sleep(0.01), jax.random.randint(
             key, (len(labels), 1), 0, 2))[1], np.full((1, 2), 0.5), 2, samples=64, batch_size=8),

@@ -1,9 +1,9 @@
 """Block verification and K-SEQ are exact, and so is `rejection` however siblings are drawn."""
 
+import contextlib
 import sys
 from unittest import mock
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,9 +15,9 @@ from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.verifiers.block import block
 from cspd_jax.decoding.verifiers.kseq import _factor, kseq
 from cspd_jax.decoding.verifiers.rejection import rejection
-from cspd_jax.testing.enumerate import enumerate_rounds
-from cspd_jax.testing.tabular import tabular, tabular_drafter
+from cspd_jax.testing.tabular import tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
+from tests.builders.tables import enumerated
 from tests.marks import representative
 
 pytestmark = pytest.mark.usefixtures('float64')
@@ -27,22 +27,12 @@ PAIR = trees.Tree((-1, 0, 0))
 CHAIN = trees.chain(2)
 
 
-def run(build, vocab_size=3, rounds=1, sampling=SamplingParams(), forced=None):
-  """Total variation after some rounds, and the mean number of tokens; `build(other)`."""
-  model, other = (tabular(jax.random.key(seed), vocab_size, 4, forced=forced, dtype=jnp.float64)
-                  for seed in (0, 1))
-  drafter, verifier = build(other)
-  # Put together by hand, so that combinations that are refused can be tried too.
-  decoder = Decoder(model.target, drafter, verifier)
-  result = enumerate_rounds(decoder, model, sampling, rounds=rounds, draft_params=other.params)
-  np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
-  return 0.5 * np.abs(result.distribution - model.distribution(sampling)).sum(), result.length
-
-
 def parts(tree, draws, verifier):
-  return lambda other: (tabular_drafter(other, tree, draws), verifier())
+  return lambda model: (tabular_drafter(model, tree, draws), verifier())
 
 
+# At the temperature and guidance scale of other tests one of the mistakes makes no difference.
+WARP = {'sampling': SamplingParams()}
 CASES = {
     'block': (parts(trees.chain(3), 'distinct', block), {}),
     'block, rounds': (parts(CHAIN, 'iid', block), {'vocab_size': 2, 'rounds': 2}),
@@ -58,10 +48,11 @@ CASES = {
 @pytest.mark.parametrize('name', representative(CASES, 'block, rounds', 'kseq, cut'))
 def test_rounds_are_exact(name):
   build, options = CASES[name]
-  distance, length = run(build, **options)
+  distance, result = enumerated(build, **WARP | options)
   assert distance < 1e-12
   if name == 'block':  # More than one by one.
-    assert length > run(parts(trees.chain(3), 'distinct', rejection))[1] + 1e-3
+    _, other = enumerated(parts(trees.chain(3), 'distinct', rejection), **WARP)
+    assert result.length > other.length + 1e-3
 
 
 def unnormalised(q, token):
@@ -74,8 +65,8 @@ _residual = accept.residual
 
 def mistaken_draws(draws, said):
   """A drafter that draws siblings one way and says another."""
-  def build(other):
-    drafter = tabular_drafter(other, TREE, draws)
+  def build(model):
+    drafter = tabular_drafter(model, TREE, draws)
     return drafter._replace(layout=drafter.layout._replace(draws=said)), rejection()
   return build
 
@@ -92,15 +83,13 @@ def mistaken_draws(draws, said):
     pytest.param((sys.modules[kseq.__module__], '_factor',
                   lambda p, q, count: jnp.ones(p.shape[:-1], p.dtype)),
                  parts(TREE, 'iid', kseq), {}, id='factor 1 in kseq'),
-    pytest.param(None, lambda other: (jacobi(3, 'maximal'), block()),
+    pytest.param(None, lambda _: (jacobi(3, 'maximal'), block()),
                  {'vocab_size': 2, 'rounds': 2}, id='block verification of drafts that are kept'),
 ])
 def test_mistakes_are_seen(patch, build, options):
-  if patch is None:
-    assert run(build, **options)[0] > 1e-6
-  else:
-    with mock.patch.object(*patch):
-      assert run(build, **options)[0] > 1e-6
+  # Put together by hand, so that combinations that are refused can be tried too.
+  with mock.patch.object(*patch) if patch else contextlib.nullcontext():
+    assert enumerated(build, **WARP | options, make=Decoder)[0] > 1e-6
 
 
 def random_probs(count=40, vocab_size=4):

@@ -19,8 +19,8 @@ from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.models import local, neighbours
 from cspd_jax.models.ends import Ends
 from cspd_jax.testing import exactness
-from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import network, tabular
+from tests.builders.tables import enumerated
 from tests.marks import representative
 
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_p=0.9)
@@ -83,24 +83,16 @@ CASES = {
 }
 
 
-def _total_variation(name, sampling=WARP, forced=None):
+def _distance(name, sampling=WARP, forced=None):
   kind, vocab, length, rounds, size, iterations, tree = CASES[name]
-  with jax.enable_x64(True):
-    built = tabular(
-        jax.random.key(0), vocab, length, guided=True, forced=forced, dtype=jnp.float64,
-        row_width=2)
-    other = built.params + 0.7 * jax.random.normal(jax.random.key(1), built.params.shape)
-    parts = _parts(built.target, size, iterations, tree, kind=kind)
-    result = enumerate_rounds(
-        make_decoder(built.target, *parts), built, sampling, rounds=rounds,
-        draft_params=_draft_params(kind, built, other)).distribution
-    np.testing.assert_allclose(result.sum(), 1, atol=1e-12)
-    return 0.5 * np.abs(result - built.distribution(sampling)).sum()
+  parts = lambda built: (*_parts(built.target, size, iterations, tree, kind=kind),
+                         lambda table: _draft_params(kind, built, built.params + 0.7 * table))
+  return enumerated(parts, vocab, rounds, sampling, length=length, forced=forced)[0]
 
 
 @pytest.mark.parametrize('name', representative(CASES, 'one place, two passes'))
 def test_rounds_are_exact(name):
-  assert _total_variation(name) < 1e-12
+  assert _distance(name) < 1e-12
 
 
 @pytest.mark.slow
@@ -109,7 +101,7 @@ def test_rounds_are_exact(name):
     dict(sampling=SamplingParams(temperature=0.0)),
     dict(forced={1: 1, 2: 0})])
 def test_other_options_are_exact(options):
-  assert _total_variation('one place, two passes', **options) < 1e-12
+  assert _distance('one place, two passes', **options) < 1e-12
 
 
 @pytest.mark.slow

@@ -29,19 +29,15 @@ from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.lantern import lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.rejection import rejection, typical
-from cspd_jax.testing.tabular import drafts, heads, network, tabular
+from cspd_jax.testing.tabular import drafts, heads, network
 from docs import lists
+from tests.builders import tables
 from tests.marks import representative
 
 DECODERS = specification.DECODERS
-MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
-DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
+PAIR = tables.pair(num_heads=3, num_classes=3, row_width=3)
+MODEL, DRAFT, DRAFTS, CODEBOOK = PAIR.model, PAIR.draft, PAIR.drafts, PAIR.codebook
 NETWORK, HEADS = network(MODEL.target), heads(MODEL.target, 3)
-CODEBOOK = np.random.default_rng(0).standard_normal((4, 2))
-DRAFTS = drafts(MODEL.target, DRAFT.target, 3)
-RESOURCES = DRAFTS, CODEBOOK
-PARAMS = {None: None, **dict.fromkeys(DRAFTS, DRAFT.params),
-          'medusa': jnp.stack([DRAFT.params] * 3)}
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
 
 T = MODEL.target
@@ -94,22 +90,21 @@ BUILT = {
 GUARANTEES = {'match': 'seed-exact', 'rejection': 'exact', 'block': 'exact', 'kseq': 'exact'}
 
 
-def build(spec):
-  return specification.build(spec, T, *RESOURCES)
+build = PAIR.build
 
 
-def program(decoder, needs):
+def program(decoder, spec):
   """The text of what is computed; equal programs give equal tokens."""
   jaxpr = jax.make_jaxpr(decoder)(MODEL.params, jnp.arange(2), jax.random.key(0), WARP,
-                                  PARAMS[needs])
+                                  PAIR.draft_params(spec))
   return re.sub(r'0x[0-9a-f]+', '', str(jaxpr))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('spec', BUILT)
 def test_a_specification_builds_the_decoder_of_its_functions(spec):
-  decoder, needs = build(spec), specification.needs(spec)
-  assert program(decoder, needs) == program(BUILT[spec](), needs)
+  decoder = build(spec)
+  assert program(decoder, spec) == program(BUILT[spec](), spec)
   # The verifier says what is promised.
   verifier = str(specification.expand(spec)[1])
   promised = Guarantee(GUARANTEES.get(verifier, 'bounded'))
@@ -124,10 +119,10 @@ def test_a_decoder_its_parts_and_its_function_are_the_same(name):
   spec = specification.complete(name, window=4, length=2)
   decoder = build(spec)
   parts = build('+'.join(map(str, specification.expand(spec))))
-  assert program(parts, needs) == program(decoder, needs)
+  assert program(parts, name) == program(decoder, name)
   arguments = {name: trees.chain(2) if name == 'tree' else value
                for name, value in spec.parts[0].arguments.items()}
-  assert program(entry.build(T, *network, **arguments), needs) == program(decoder, needs)
+  assert program(entry.build(T, *network, **arguments), name) == program(decoder, name)
   # With room for the defaults.
   big, small = T._replace(num_tokens=64), DRAFT.target._replace(num_tokens=64)
   networks = drafts(big, small, 3)
@@ -171,7 +166,7 @@ def test_a_drafter_and_a_decoder_are_an_entry_each():
     assert specification.usage('brief') == 'brief(length=3)'  # The default of the function.
     want = make_decoder(T, jacobi(4), match())
     for decoder in (brief(T), build('brief'), brief(T, 3), build('brief(length=3)')):
-      assert program(decoder, None) == program(want, None)
+      assert program(decoder, 'mc_sjd') == program(want, 'mc_sjd')
     assert build('short(length=2)+rejection').drafter.tree == trees.chain(2)
     assert '| `brief(length=3)` | `short(length=3)+match` | seed-exact | - |' in lists.decoders()
     assert 'brief' in lists.functions()
@@ -193,13 +188,13 @@ def test_functions_accept_numbers_of_numpy():
 def test_every_drafter_goes_with_match(name):
   entry, spec = specification.DRAFTERS[name], f'{name}+match'
   assert entry.summary and entry.networks.keys() <= specification.TABLE.networks.keys()
-  decoder = build(specification.complete(spec, window=4, length=2))
-  needs = specification.needs(spec)
+  decoder = build(spec, window=4, length=2)
   tokens = jax.eval_shape(
-      decoder, MODEL.params, jnp.arange(2), jax.random.key(0), WARP, PARAMS[needs]).tokens
+      decoder, MODEL.params, jnp.arange(2), jax.random.key(0), WARP,
+      PAIR.draft_params(spec)).tokens
   assert tokens.shape == (2, 6) and decoder.guarantee == (
       'seed-exact up to rounding' if name == 'eagle2' else 'seed-exact')
-  if needs:
+  if needs := specification.needs(spec):
     with pytest.raises(ValueError, match=f"which is missing; pass drafts.'{needs}'"):
       specification.build(spec, T)
 

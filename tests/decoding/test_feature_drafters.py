@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import decoders, tree as trees
 from cspd_jax.decoding.drafters.eagle import eagle, eagle2
 from cspd_jax.decoding.drafters.medusa import medusa
@@ -13,53 +12,43 @@ from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.verifiers.match import match
 from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.testing import tabular as tables
-from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.exactness import check_decoder, class_probs
+from tests.builders.tables import PLAIN, enumerated
 from tests.marks import representative
 
-WARP = SamplingParams(guidance_scale=1.5, temperature=0.9)
-CUT = WARP._replace(top_p=0.7, min_p=0.3)
-SAMPLING = {'plain': WARP, 'supports that differ': CUT}
+CUT = PLAIN._replace(top_p=0.7, min_p=0.3)
+SAMPLING = {'plain': PLAIN, 'supports that differ': CUT}
 BUSHY = trees.branching('2 0:2 1:1 00:2')
 SMALL = trees.branching('2 0:1')
 
 
-def build(vocab_size=3, length=4, forced=None, dtype=jnp.float64):
-  return tables.tabular(jax.random.key(0), vocab_size, length, guided=True, forced=forced,
-                        dtype=dtype, num_classes=1)
+def build(vocab_size=3, length=4):
+  return tables.tabular(jax.random.key(0), vocab_size, length, guided=True)
 
 
-def other(model, num_heads=None):
-  shape = model.params.shape if num_heads is None else (num_heads, *model.params.shape)
-  return jax.random.normal(jax.random.key(1), shape, model.params.dtype)
+def _of_heads(table):
+  """A table per head."""
+  return jax.random.normal(jax.random.key(1), (2, *table.shape), table.dtype)
 
 
-# name: (drafter, verifier, parameters)
-def parts(name, model):
-  network, heads = tables.network(model.target), tables.heads(model.target, 2)
-  return {
-      'eagle': lambda: (eagle(network, BUSHY), rejection(), other(model)),
-      'eagle small': lambda: (eagle(network, SMALL), rejection(), other(model)),
-      'eagle iid': lambda: (eagle(network, SMALL, 'iid'), rejection(), other(model)),
-      'eagle fixed': lambda: (eagle(network, BUSHY, 'fixed'), rejection(), other(model)),
-      'eagle2': lambda: (eagle2(network, 5, 2, 3), rejection(), other(model)),
-      'eagle2 match': lambda: (eagle2(network, 5, 2, 3), match(False), other(model)),
-      'medusa': lambda: (medusa(heads, SMALL), rejection(), other(model, 2)),
-      'medusa product': lambda: (medusa(heads, trees.branching('2 0:2 1:2')), rejection(),
-                                 other(model, 2)),
-      'medusa fixed': lambda: (medusa(heads, SMALL, 'fixed'), rejection(), other(model, 2)),
-  }[name]()
+def _eagle(*args):
+  return lambda model: (eagle(tables.network(model.target), *args), rejection())
 
 
-def total_variation(name, sampling, rounds, vocab_size=3, forced=None):
-  with jax.enable_x64(True):
-    model = build(vocab_size, forced=forced)
-    drafter, verifier, params = parts(name, model)
-    decoder = make_decoder(model.target, drafter, verifier)
-    distribution = enumerate_rounds(
-        decoder, model, sampling, rounds=rounds, draft_params=params).distribution
-    np.testing.assert_allclose(distribution.sum(), 1, atol=1e-12)
-    return 0.5 * np.abs(distribution - model.distribution(sampling)).sum()
+def _eagle2(verifier):
+  return lambda model: (eagle2(tables.network(model.target), 5, 2, 3), verifier)
+
+
+def _medusa(*args):
+  return lambda model: (medusa(tables.heads(model.target, 2), *args), rejection(), _of_heads)
+
+
+PARTS = {
+    'eagle': _eagle(BUSHY), 'eagle small': _eagle(SMALL), 'eagle iid': _eagle(SMALL, 'iid'),
+    'eagle fixed': _eagle(BUSHY, 'fixed'), 'eagle2': _eagle2(rejection()),
+    'eagle2 match': _eagle2(match(False)), 'medusa': _medusa(SMALL),
+    'medusa product': _medusa(trees.branching('2 0:2 1:2')),
+    'medusa fixed': _medusa(SMALL, 'fixed')}
 
 
 @pytest.mark.parametrize('sampling', representative(SAMPLING, 'plain'))
@@ -69,33 +58,34 @@ def total_variation(name, sampling, rounds, vocab_size=3, forced=None):
     ('medusa product', 1, 3), ('medusa product', 2, 2), ('medusa fixed', 2, 2)],
     ('eagle small', 2, 2), ('eagle2', 1, 3), ('medusa', 1, 3)))
 def test_rounds_are_exact(name, rounds, vocab_size, sampling):
-  assert total_variation(name, SAMPLING[sampling], rounds, vocab_size) < 1e-12
+  assert enumerated(PARTS[name], vocab_size, rounds, SAMPLING[sampling])[0] < 1e-12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle small', 'eagle2', 'medusa'])
 def test_forced_tokens(name):
-  assert total_variation(name, WARP, 1, forced={1: 2, 3: 0}) < 1e-12
+  assert enumerated(PARTS[name], forced={1: 2, 3: 0})[0] < 1e-12
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['eagle', 'eagle fixed', 'eagle2', 'medusa'])
 def test_whole_images_in_batches(name):
   model = tables.tabular(jax.random.key(0), 3, 5, guided=True, num_classes=2)
-  drafter, verifier, params = parts(name, model)
-  decoder = make_decoder(model.target, drafter, verifier)
+  drafter, verifier, *params_of = PARTS[name](model)
+  table = jax.random.normal(jax.random.key(1), model.params.shape)
   report = check_decoder(
-      decoder, model, class_probs(model, CUT), CUT, draft_params=params, samples=2**16)
+      make_decoder(model.target, drafter, verifier), model, class_probs(model, CUT), CUT,
+      draft_params=params_of[0](table) if params_of else table, samples=2**16)
   assert report.passed, report
 
 
-def decode(model, drafter, draft_params, sampling=WARP, params=None):
+def decode(model, drafter, draft_params, sampling=PLAIN, params=None):
   return jax.jit(make_decoder(model.target, drafter, rejection()))(
       model.params if params is None else params, jnp.zeros(9, int), jax.random.key(0), sampling,
       draft_params)
 
 
-GREEDY = WARP._replace(temperature=0.0)
+GREEDY = PLAIN._replace(temperature=0.0)
 
 
 def most_probable(model):
@@ -105,7 +95,7 @@ def most_probable(model):
 
 @pytest.mark.slow
 def test_perfect_network_is_always_accepted():
-  model = build(4, 7, dtype=jnp.float32)
+  model = build(4, 7)
   drafter = eagle(tables.network(model.target), trees.branching('2 0:1 00:2'))
   # 7 tokens: the prefill's, then 4 and 2.
   np.testing.assert_array_equal(decode(model, drafter, model.params).rounds, 3)
@@ -113,7 +103,7 @@ def test_perfect_network_is_always_accepted():
 
 @pytest.mark.slow
 def test_perfect_beam_holds_the_greedy_path():
-  model = build(4, 7, dtype=jnp.float32)
+  model = build(4, 7)
   decoded = decode(model, eagle2(tables.network(model.target), 6, 2, 3), model.params, GREEDY)
   np.testing.assert_array_equal(decoded.tokens, most_probable(model))
   assert (decoded.rounds <= 4).all()
@@ -121,7 +111,7 @@ def test_perfect_beam_holds_the_greedy_path():
 
 def test_perfect_heads():
   # A model of independent tokens, so that heads can know it.
-  model = build(3, 5, dtype=jnp.float32)
+  model = build(3, 5)
   params = jnp.broadcast_to(model.params[:, :, :1], model.params.shape)
   drafter = medusa(tables.heads(model.target, 2), trees.chain(2))
   decoded = decode(model, drafter, jnp.stack([params] * 2), params=params)
@@ -131,7 +121,7 @@ def test_perfect_heads():
 @pytest.mark.slow
 @pytest.mark.parametrize('draws', ['distinct', 'iid', 'fixed'])
 def test_greedy(draws):
-  model = build(5, 6, dtype=jnp.float32)
+  model = build(5, 6)
   decoded = decode(model, eagle(tables.network(model.target), BUSHY, draws), model.params, GREEDY)
   np.testing.assert_array_equal(decoded.tokens, most_probable(model))
   np.testing.assert_array_equal(decoded.rounds, 3)  # 1 + 4 + 1 tokens.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import accept, continuous_batching, specification, tree as trees, warp
+from cspd_jax.decoding import accept, continuous_batching, tree as trees, warp
 from cspd_jax.decoding.drafters.draft_model import model as draft_model
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
@@ -17,13 +17,12 @@ from cspd_jax.decoding.verifiers.kseq import kseq
 from cspd_jax.decoding.verifiers.rejection import rejection
 from cspd_jax.metrics import likelihood
 from cspd_jax.metrics.likelihood import distributions
-from cspd_jax.testing.tabular import drafts, tabular, tabular_drafter
+from cspd_jax.testing.tabular import tabular, tabular_drafter
+from tests.builders import tables
 from tests.marks import representative
 
-MODEL, DRAFT = (tabular(jax.random.key(seed), 4, 6, guided=True, num_classes=3, row_width=3,
-                        forced={2: 1}) for seed in (0, 1))
-CODEBOOK = np.random.default_rng(0).normal(size=(4, 2))
-RESOURCES = drafts(MODEL.target, DRAFT.target), CODEBOOK
+PAIR = tables.pair(num_classes=3, row_width=3, forced={2: 1})
+MODEL, DRAFT = PAIR.model, PAIR.draft
 LABELS = jnp.arange(64) % 3
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.8, top_k=3, top_p=0.9, guidance_interval=2)
 RELAXED = ('model+uniform(delta=1.5)', 'model+cool', 'jacobi(window=4)+cool_linear',
@@ -40,13 +39,11 @@ def build(name):
   if name == 'kseq':
     drafter = tabular_drafter(DRAFT, trees.kary(2, 2, 6), 'iid')
     return make_decoder(MODEL.target, drafter, kseq())
-  spec = specification.complete(name, window=4, length=3)
-  return specification.build(spec, MODEL.target, *RESOURCES)
+  return PAIR.build(name, window=4, length=3)
 
 
 def draft_params(name):
-  needs = None if name == 'kseq' else specification.needs(name)
-  return jnp.stack([DRAFT.params] * 2) if needs == 'medusa' else DRAFT.params
+  return DRAFT.params if name == 'kseq' else PAIR.draft_params(name)
 
 
 @functools.cache

@@ -10,19 +10,19 @@ import pytest
 
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import decoders, specification
+from cspd_jax.decoding import decoders
 from cspd_jax.decoding.drafters.draft_model import model
 from cspd_jax.decoding.drafters.jacobi import KINDS, jacobi
 from cspd_jax.decoding.loop import make_decoder
 from cspd_jax.decoding.specification import DECODERS
 from cspd_jax.decoding.verifiers.rejection import rejection
-from cspd_jax.testing.tabular import drafts, tabular
+from cspd_jax.testing.tabular import tabular
+from tests.builders import tables
 from tests.marks import representative
 
 WARP = SamplingParams(guidance_scale=1.5, temperature=0.9, top_k=3)
-MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
-DRAFT = tabular(jax.random.key(1), 4, 6, guided=True, num_classes=3, row_width=3)
-DRAFTS = drafts(MODEL.target, DRAFT.target)
+PAIR = tables.pair(num_classes=3, row_width=3)
+MODEL, DRAFT = PAIR.model, PAIR.draft
 LABELS = jnp.asarray([0, 1, 2, 0, 1])
 MANY = jnp.arange(64) % 3
 
@@ -31,14 +31,7 @@ def build(name, target=MODEL.target, window=5):
   # The default trees of so short a window are chains.
   if name in ('sjd_pac', 'seed_exact', 'corrected', 'corrected_seed_exact'):
     name, window = f'{name}(tree=caterpillar(2, 2))', window + 2
-  spec = specification.complete(name, window=window, length=3)
-  return specification.build(spec, target, DRAFTS)
-
-
-def draft_params(name):
-  """Parameters of what drafts for a decoder of the specification."""
-  is_stacked = specification.needs(name) == 'medusa'
-  return jnp.stack([DRAFT.params] * 2) if is_stacked else DRAFT.params
+  return PAIR.build(name, target, window=window, length=3)
 
 
 @functools.cache
@@ -49,7 +42,7 @@ def jitted(name):
 def decode(decoder, labels=LABELS, key=jax.random.key(7), sampling=WARP):
   """Decodes with a decoder, or with a named one."""
   if isinstance(decoder, str):
-    return jitted(decoder)(MODEL.params, labels, key, sampling, draft_params(decoder))
+    return jitted(decoder)(MODEL.params, labels, key, sampling, PAIR.draft_params(decoder))
   return jax.jit(decoder)(MODEL.params, labels, key, sampling, DRAFT.params)
 
 
@@ -96,7 +89,7 @@ def test_target_calls_equal_rounds_in_one_compilation(name):
   for seed, sampling in enumerate(options):
     calls.clear()
     decoded = run(MODEL.params, LABELS[seed:seed + 1], jax.random.key(seed),
-                  jax.tree.map(jnp.float32, sampling), draft_params(name))
+                  jax.tree.map(jnp.float32, sampling), PAIR.draft_params(name))
     jax.effects_barrier()
     assert len(calls) + 1 == int(decoded.rounds[0])  # The prefill is the other one.
 
@@ -158,7 +151,7 @@ def test_forced_tokens(name):
   built = tabular(jax.random.key(0), 4, 6, guided=True, row_width=3, forced=forced)
   decoder = build(name, built.target)
   decoded = jax.jit(decoder)(
-      built.params, jnp.zeros(64, int), jax.random.key(0), WARP, draft_params(name))
+      built.params, jnp.zeros(64, int), jax.random.key(0), WARP, PAIR.draft_params(name))
   for position, token in forced.items():
     np.testing.assert_array_equal(decoded.tokens[:, position], token)
 

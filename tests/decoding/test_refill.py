@@ -12,11 +12,11 @@ from cspd_jax.core import contracts
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import continuous_batching, decoders, prefix, specification
 from cspd_jax.models import llamagen
-from cspd_jax.testing.tabular import drafts, tabular
+from tests.builders import published, tables
 from tests.marks import representative
 
-MODEL = tabular(jax.random.key(0), 3, 7, guided=True, num_classes=3, row_width=7)
-DRAFT = tabular(jax.random.key(1), 3, 7, guided=True, num_classes=3, row_width=7)
+PAIR = tables.pair(3, 7, num_classes=3, row_width=7)
+MODEL, DRAFT = PAIR.model, PAIR.draft
 COUNT, SLOTS = 9, 4
 NUMBERS = np.arange(COUNT)
 # All that an image depends on differs from image to image, and one is drawn greedily.
@@ -33,14 +33,8 @@ NAMES = {
     f'seed_exact({TREE})': dict(window=5), f'corrected({TREE})': dict(window=5), 'jacobi+cool': {}}
 
 
-def _build(name, target=MODEL.target):
-  sizes = dict(window=4, length=3) | NAMES.get(name, {})
-  return specification.build(
-      specification.complete(name, **sizes), target, drafts(MODEL.target, DRAFT.target))
-
-
-def _draft_params(name):
-  return jnp.stack([DRAFT.params] * 2) if specification.needs(name) == 'medusa' else DRAFT.params
+def _build(name):
+  return PAIR.build(name, **dict(window=4, length=3) | NAMES.get(name, {}))
 
 
 def _picked(sampling, numbers):
@@ -97,8 +91,8 @@ def _program(name, slots=SLOTS):
 
 @pytest.mark.parametrize('name', representative(NAMES, f'seed_exact({TREE})'))
 def test_images_of_batches(name):
-  decoded, rounds = _refilled(_program(name), draft_params=_draft_params(name))
-  want, of_batches = _batches(_build(name), SLOTS, draft_params=_draft_params(name))
+  decoded, rounds = _refilled(_program(name), draft_params=PAIR.draft_params(name))
+  want, of_batches = _batches(_build(name), SLOTS, draft_params=PAIR.draft_params(name))
   assert _differences(decoded, want) == [] and decoded.valid.all()
   # No slot is free while an image waits.
   assert rounds == _scheduled(want.rounds, SLOTS)
@@ -226,10 +220,8 @@ CONFIG = llamagen.LlamaGenConfig(
 
 def _transformer():
   """A target of two streams, and its parameters."""
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.5, leaf.shape).astype(np.float32),
-                        jax.eval_shape(lambda: llamagen.init(CONFIG, jax.random.key(0))))
-  return llamagen.target(CONFIG, guided=True), params
+  init = functools.partial(llamagen.init, CONFIG)
+  return llamagen.target(CONFIG, guided=True), published.random_params(init, 0.5)
 
 
 @pytest.mark.slow

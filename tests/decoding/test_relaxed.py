@@ -19,9 +19,9 @@ from cspd_jax.decoding.verifiers.cool import cool, cool_linear, uniform
 from cspd_jax.decoding.verifiers.grouped import grouped
 from cspd_jax.decoding.verifiers.lantern import RESIDUALS, lantern, lantern_pp, neighbour_table
 from cspd_jax.decoding.verifiers.rejection import AcceptanceRule, rejection, tree_rejection, typical
-from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.tabular import prefix_number, tabular, tabular_drafter
 from cspd_jax.testing.verdicts import enumerate_stage
+from tests.builders.tables import enumerated
 from tests.decoding.test_block_kseq import random_probs
 from tests.marks import representative
 
@@ -135,40 +135,28 @@ def test_clamped_groups_accept_more_for_no_larger_tv_bound():
 
 TREE = trees.Tree((-1, 0, 1, 0, 1))
 SWAP = np.array([[1], [0]])
-OTHER = lambda vocab, tree, draws='distinct': lambda: tabular_drafter(
-    tabular(jax.random.key(1), vocab, 4, dtype=jnp.float64), tree, draws)
-
-
-def _corrected():
-  other = tabular(jax.random.key(1), 2, 4, dtype=jnp.float64)
-  return corrected(from_model(other.target), 3, 1)
-
-
 # name: vocabulary, rounds, drafter, verifier. Windows keep drafts.
+_corrected = lambda model: corrected(from_model(model.target), 3, 1)
 ROUNDS = {
-    'tree, lantern': (3, 1, OTHER(3, TREE), lambda: lantern(
+    'tree, lantern': (3, 1, lambda model: tabular_drafter(model, TREE), lambda: lantern(
         neighbour_table(CODEBOOK[:3], 2), 0.4, residual='paper')),
-    'tree, grouped': (3, 1, OTHER(3, TREE, 'fixed'), lambda: grouped(3, 0.5, clamp=False)),
-    'jacobi, typical': (2, 2, lambda: jacobi(3, 'independent'), lambda: typical(0.2, 0.7)),
-    'jacobi, lantern_pp': (2, 2, lambda: jacobi(3, 'maximal'), lambda: lantern_pp(SWAP, 4)),
+    'tree, grouped': (3, 1, lambda model: tabular_drafter(model, TREE, 'fixed'),
+                      lambda: grouped(3, 0.5, clamp=False)),
+    'jacobi, typical': (2, 2, lambda _: jacobi(3, 'independent'), lambda: typical(0.2, 0.7)),
+    'jacobi, lantern_pp': (2, 2, lambda _: jacobi(3, 'maximal'), lambda: lantern_pp(SWAP, 4)),
     'corrected, cool': (2, 2, _corrected, lambda: cool(1.5)),
     'corrected, lantern_pp': (2, 2, _corrected, lambda: lantern_pp(SWAP, 4)),
     'corrected, grouped': (2, 2, _corrected, lambda: grouped(2)),
     'jacobi with paths, uniform': (
-        3, 1, lambda: jacobi(4, 'maximal', tree=trees.paths(2, 1, 3)), lambda: uniform(2)),
+        3, 1, lambda _: jacobi(4, 'maximal', tree=trees.paths(2, 1, 3)), lambda: uniform(2)),
 }
 
 
 @pytest.mark.parametrize('name', representative(ROUNDS, 'tree, lantern'))
 def test_tv_bound_holds_for_rounds(name):
   vocab_size, rounds, drafter, verifier = ROUNDS[name]
-  with jax.enable_x64(True):
-    model, other = (tabular(jax.random.key(seed), vocab_size, 4, dtype=jnp.float64)
-                    for seed in (0, 1))
-    decoder = make_decoder(model.target, drafter(), verifier())
-    result = enumerate_rounds(decoder, model, rounds=rounds, draft_params=other.params)
-    distance = total_variation(result.distribution, model.distribution(SamplingParams()))
-  np.testing.assert_allclose(result.distribution.sum(), 1, atol=1e-12)
+  distance, result = enumerated(
+      lambda model: (drafter(model), verifier()), vocab_size, rounds, SamplingParams())
   assert 0.3 * result.tv_bound < distance <= result.tv_bound + 1e-12
   assert distance > 1e-3
 

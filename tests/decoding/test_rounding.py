@@ -11,13 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import cspd_jax
 from cspd_jax.core import programs, row_tiles
 from cspd_jax.decoding import rounding
 from cspd_jax.files import matrices, store
 from cspd_jax.models import llamagen
+from tests.builders import published
 from tests.decoding import test_windows
-from tests.families import whole
 
 CLEAN = test_windows.TARGET
 
@@ -111,9 +110,7 @@ FORMS = 'arrays', 'output-major', 'int8'
 def network(name, form, dtype):
   """A target and its parameters."""
   module, config = NETWORKS[name]
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(lambda leaf: rng.normal(0, 0.3, leaf.shape).astype(np.float32),
-                        jax.eval_shape(lambda: module.init(config, jax.random.key(0))))
+  params = published.random_params(functools.partial(module.init, config))
   inputs = matrices.inputs(store.KINDS['llamagen'].matrices)
   if form == 'int8':
     params = jax.tree_util.tree_map_with_path(
@@ -188,18 +185,3 @@ def test_products_of_ynnpack_need_no_padding():
   assert [row_tiles.num_rows(count, factor) for factor in (0, 1) for count in (7, 20)] == [
       7, 20, 7, 20]
   assert row_tiles.are_alike(0, (8, 20, 33)) and row_tiles.are_alike(1, (8, 20))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('family', whole.WHOLE)
-def test_every_family_is_clean(family, tmp_path):
-  whole.convert(family, tmp_path / 'published', tmp_path / 'model')
-  for dtype, guided in itertools.product(('float32', 'bfloat16'), (False, True)):
-    model = cspd_jax.load(tmp_path / 'model', dtype=dtype)
-    target, prompts = model.target(guided), model.prompts or ['a fox']
-    condition = jax.tree.map(np.asarray, model.condition(prompts[:1] * 3))
-    for window in (2, 5, 7, 8, 14, 20):
-      begins = rounding.passes(window, target.num_tokens, 3)
-      run = programs.jit(functools.partial(rounding.digests, target, window), short_sums=True)
-      result = rounding.compare(begins, jax.device_get(run(model.params, condition, begins)))
-      assert result.is_equal, (dtype, guided, window, str(result))

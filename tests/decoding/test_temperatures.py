@@ -8,17 +8,16 @@ import numpy as np
 import pytest
 
 from cspd_jax.core.sampling import SamplingParams
-from cspd_jax.decoding import specification, warp as warp_lib
-from cspd_jax.testing import tabular as tables
+from cspd_jax.decoding import warp as warp_lib
+from cspd_jax.testing.tabular import prefix_number
+from tests.builders import tables
 from tests.marks import representative
 
 VOCAB, LENGTH = 5, 4
-MODEL, DRAFT = (tables.tabular(jax.random.key(seed), VOCAB, LENGTH, guided=True, num_classes=2)
-                for seed in (0, 1))
-CODEBOOK = np.random.default_rng(0).standard_normal((VOCAB, 3)).astype(np.float32)
+PAIR = tables.pair(VOCAB, LENGTH, num_classes=2)
 # float32 guides these without rounding, and many of the second class are equal.
 STEPS = np.asarray([1 / 16, 1]).reshape(-1, 1, 1, 1)
-LOGITS = np.round(np.asarray(MODEL.params) / STEPS) * STEPS
+LOGITS = np.round(np.asarray(PAIR.model.params) / STEPS) * STEPS
 
 DECADES = np.asarray([0] + [float(f'1e{power}') for power in range(-45, 38)], np.float32)
 OPTIONS = [  # Guidance scale, top-k, top-p, min-p.
@@ -38,21 +37,6 @@ RELAXED = (
     *(f'jacobi(coupling=maximal, window=3)+{verifier}' for verifier in (
         'cool', 'typical', 'lantern(k=1)', 'grouped(group=2)')),
     'eagle(tree=kary(2, 3))+lantern_pp(k=1)')
-
-
-def exact(logits, scale, temperature, top_k, top_p, min_p):
-  """The distribution `[V]` of logits `[2, V]`, in float64."""
-  conditional, null = np.asarray(logits, np.float64)
-  x = null + float(scale) * (conditional - null)
-  if temperature == 0:
-    top_k, temperature = 1, 1.0
-  if top_k:
-    x = np.where(x >= np.sort(x)[-int(top_k)], x, -np.inf)
-  quotients = (x - x.max()) / float(temperature)
-  p = np.exp(quotients) / np.exp(quotients).sum()
-  before = np.asarray([p[x > value].sum() for value in x])
-  p = np.where((before <= top_p) & (x - x.max() >= temperature * np.log(max(min_p, 1e-300))), p, 0)
-  return p / p.sum()
 
 
 def rows():
@@ -87,31 +71,24 @@ def test_distributions():
       np.broadcast_to(node, (len(labels), 3)), np.ones((len(labels), 3), np.int32)))
   for row, label in enumerate(labels):
     for number in node:
-      want = exact(LOGITS[label, :, number], *options_of(sampling, row))
+      want = tables.warped(LOGITS[label, :, number], *options_of(sampling, row))
       np.testing.assert_allclose(actual[row, number], want, atol=1e-5)
       assert not np.any((actual[row, number] > 0) & (want == 0)), options_of(sampling, row)
       scale, temperature = options_of(sampling, row)[:2]
-      want = exact(LOGITS[label, :, number], scale, temperature, 0, 1, 0)[1]
+      want = tables.warped(LOGITS[label, :, number], scale, temperature, 0, 1, 0)[1]
       np.testing.assert_allclose(np.exp(uncut[row, number]), want, atol=1e-5)
-
-
-def decoder(spec):
-  drafts = tables.drafts(MODEL.target, DRAFT.target)
-  return specification.build(spec, MODEL.target, drafts, CODEBOOK)
 
 
 @functools.cache
 def program(spec, x64):
   del x64  # The program is another one.
-  return jax.jit(decoder(spec))
+  return jax.jit(PAIR.build(spec))
 
 
 def decoded(spec, dtype, sampling, labels):
-  draft_params = np.stack([DRAFT.params] * 2) if specification.needs(spec) == 'medusa' else (
-      np.asarray(DRAFT.params))
   return jax.device_get(program(spec, dtype == 'float64')(
       jnp.asarray(LOGITS, dtype), labels, jax.random.key(3), sampling,
-      jnp.asarray(draft_params, dtype)))
+      jnp.asarray(PAIR.draft_params(spec), dtype)))
 
 
 def impossible(result, sampling, labels):
@@ -119,8 +96,8 @@ def impossible(result, sampling, labels):
   actual = []
   for row, tokens in enumerate(result.tokens):
     for count in range(LENGTH):
-      prefix = tables.prefix_number(tokens[None, :count], VOCAB)[0]
-      p = exact(LOGITS[labels[row], :, prefix], *options_of(sampling, row))
+      prefix = prefix_number(tokens[None, :count], VOCAB)[0]
+      p = tables.warped(LOGITS[labels[row], :, prefix], *options_of(sampling, row))
       if result.valid[row] and p[tokens[count]] == 0:
         actual.append((options_of(sampling, row), count))
   return actual
@@ -151,7 +128,7 @@ def test_decoders(spec, dtype):
 @pytest.mark.parametrize('value', [2.0**127, 1e38, 3e38, np.inf, -1.0])
 def test_temperatures_without_a_reciprocal_are_invalid(value):
   sampling, labels = rows()
-  run = decoder('vanilla')
+  run = PAIR.build('vanilla')
   with pytest.raises(ValueError, match=r'temperature is .*; it must be from 0 \(greedy\) to 8.5e'):
     run.check(labels, SamplingParams(temperature=value))
   temperature = sampling.temperature.copy()
@@ -164,9 +141,9 @@ def test_temperatures_without_a_reciprocal_are_invalid(value):
 def test_dtypes_of_options(dtype):
   sampling = SamplingParams(2.0, np.asarray([0, 1, 2], jnp.dtype(dtype)))
   labels = np.zeros(3, np.int32)
-  assert decoder('vanilla').check(labels, sampling).all()
+  assert PAIR.build('vanilla').check(labels, sampling).all()
   logits = jnp.asarray(np.moveaxis(LOGITS[labels][:, :, :1], 1, 0), jnp.float32)
   p = warp_lib.probabilities(logits, sampling, np.zeros((3, 1), int))
   for row, temperature in enumerate((0, 1, 2)):
-    np.testing.assert_allclose(p[row, 0], exact(LOGITS[0, :, 0], 2.0, temperature, 0, 1, 0),
+    np.testing.assert_allclose(p[row, 0], tables.warped(LOGITS[0, :, 0], 2.0, temperature, 0, 1, 0),
                                atol=1e-6)

@@ -1,4 +1,4 @@
-"""Distributions against sorting references, and the order of the operations."""
+"""Distributions against those in float64, and the order of the operations."""
 
 import itertools
 
@@ -10,28 +10,7 @@ from absl.testing import parameterized
 
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
-
-
-def reference(logits, guidance_scale, temperature, top_k, top_p, min_p=0.0):
-  """The usual pipeline by sorting, for one `[S, V]`, in float64."""
-  x = np.asarray(logits, np.float64)
-  x = x[1] + guidance_scale * (x[0] - x[1]) if len(x) == 2 else x[0]
-  if temperature == 0:
-    return np.eye(len(x))[np.argmax(x)]
-  x = x / temperature
-  if top_k:
-    x = np.where(x >= np.sort(x)[::-1][:top_k][-1], x, -np.inf)
-  p = np.exp(x - x.max())
-  p /= p.sum()
-  if top_p < 1:
-    order = np.argsort(-p, kind='stable')
-    before = np.cumsum(p[order]) - p[order]
-    keep = np.zeros(len(p), bool)
-    keep[order] = before <= top_p
-    p = np.where(keep, p, 0)
-  p = np.where(p >= min_p * p.max(), p, 0)
-  return p / p.sum()
-
+from tests.builders.tables import warped
 
 _jitted = jax.jit(warp_lib.probabilities)
 _FIRST = jnp.zeros((1, 1), jnp.int32)  # The position of everything that is not about positions.
@@ -49,7 +28,7 @@ class WarpTest(chex.TestCase):
       got = np.asarray(_jitted(logits, sampling, _FIRST))
       for row in range(2):
         for node in range(3):
-          want = reference(logits[:, row, node], *sampling[:4], min_p)
+          want = warped(logits[:, row, node], *sampling[:4], min_p)
           np.testing.assert_allclose(got[row, node], want, atol=2e-6, err_msg=str(sampling))
           np.testing.assert_array_equal(got[row, node] > 0, want > 0, err_msg=str(sampling))
 
@@ -71,7 +50,7 @@ class WarpTest(chex.TestCase):
     # The prefill, which gives token 0, is always guided; step `i` gives token `i + 1`.
     guided = [True] + [not (interval > -1 and i > interval) for i in range(8)]
     for at, scale in enumerate(np.where(guided, 3.0, 1.0)):
-      want = reference(logits[:, 0, at], scale, 1.0, 0, 1.0)
+      want = warped(logits[:, 0, at], scale, 1.0, 0, 1.0)
       np.testing.assert_allclose(got[0, at], want, atol=2e-6)
 
   def test_ties_stay_together(self):
@@ -102,7 +81,7 @@ class WarpTest(chex.TestCase):
       distribution = _jitted(logits, SamplingParams(1., 0.9, 3, 0.8), _FIRST)
       self.assertEqual(distribution.dtype, jnp.float64)
       np.testing.assert_allclose(
-          distribution[0, 0], reference(logits[:, 0, 0], 1, 0.9, 3, 0.8), atol=1e-15)
+          distribution[0, 0], warped(logits[:, 0, 0], 1, 0.9, 3, 0.8), atol=1e-15)
 
   def test_one_compilation(self):
     probabilities = jax.jit(chex.assert_max_traces(warp_lib.probabilities, n=1))

@@ -17,6 +17,7 @@ from cspd_jax.decoding.row_random import RowRandom
 from cspd_jax.decoding.tree import chain
 from cspd_jax.models import llamagen
 from cspd_jax.testing.tabular import drafts
+from tests.builders import published
 from tests.marks import representative
 
 CONFIG = llamagen.LlamaGenConfig(
@@ -35,9 +36,7 @@ TREES = {
 
 @functools.cache
 def params(dtype):
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, 0.3, leaf.shape), dtype),
-                      jax.eval_shape(lambda: llamagen.init(CONFIG, jax.random.key(0))))
+  return published.random_params(functools.partial(llamagen.init, CONFIG), dtype=dtype)
 
 
 def recorded(drafter):

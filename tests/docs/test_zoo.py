@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import pathlib
 import re
 
 import pytest
@@ -36,15 +37,22 @@ def test_every_family_has_its_row():
 
 @functools.cache
 def _source(path):
-  """The text of a file of tests, and the texts in it but those of marks."""
+  """The text of a file with the modules of tests that it reads, and texts in it but those of marks.
+  """
   text = (verified.TESTS / path).read_text()
-  tree = ast.parse(text)
+  tree, words = ast.parse(text), set()
   for node in ast.walk(tree):
     if hasattr(node, 'decorator_list'):
       node.decorator_list = [decorator for decorator in node.decorator_list
                              if 'mark.verifies' not in ast.unparse(decorator)]
-  return text, {node.value for node in ast.walk(tree)
-                if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    if isinstance(node, ast.ImportFrom) and node.module.startswith('tests.'):
+      for alias in node.names:  # Cases and published files are in modules of their own.
+        other = pathlib.Path(*node.module.split('.')[1:], f'{alias.name}.py')
+        if (verified.TESTS / other).is_file() and not alias.name.startswith('test_'):
+          more, others = _source(other)
+          text, words = text + more, words | others
+  return text, words | {node.value for node in ast.walk(tree)
+                        if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def test_every_family_is_verified_by_tests():

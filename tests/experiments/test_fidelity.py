@@ -7,7 +7,8 @@ import pytest
 
 from experiments.papers import fidelity
 from experiments.papers.published_rows import ROWS, Row
-from tests.experiments import calls, models
+from tests.builders import models
+from tests.experiments import calls
 
 _ROWS = (
     Row('Table 1', 'one token at a time', 'FID 10', 'vanilla'),

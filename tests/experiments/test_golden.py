@@ -11,8 +11,8 @@ from cspd_jax import families
 from cspd_jax.files import store
 from cspd_jax.text import bpe, templates
 from experiments import golden
+from tests.builders import folders
 from tests.experiments import calls
-from tests.families import janus_files
 
 pytest.importorskip('tokenizers')
 
@@ -21,10 +21,8 @@ PROMPT = 'x'
 
 
 @pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  root = tmp_path_factory.mktemp('golden')
-  assert not janus_files.converted(janus_files.folder(root / 'files', True), root / 'model')
-  return root / 'model'
+def folder():
+  return folders.model('janus_pro')
 
 
 @pytest.fixture(scope='module')

@@ -13,7 +13,8 @@ from cspd_jax.files import atomic
 from docs import kept as kept_lib, tables
 from experiments.papers import cspd, fidelity, published
 from experiments.papers.published_rows import ROWS, Row
-from tests.experiments import calls, models
+from tests.builders import models
+from tests.experiments import calls
 
 _ROWS = (
     Row('Table 1', 'one token at a time', '1.00x, FID 10', 'vanilla', shown=True),

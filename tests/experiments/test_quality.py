@@ -8,7 +8,8 @@ from PIL import Image
 
 from cspd_jax.metrics import scenes
 from experiments import quality
-from tests.experiments import calls, models
+from tests.builders import models
+from tests.experiments import calls
 
 CAPTIONS = ['a cat on white', 'a dog', 'an owl flat']
 

@@ -7,7 +7,8 @@ import pathlib
 import pytest
 
 from experiments import topologies
-from tests.experiments import calls, models
+from tests.builders import models
+from tests.experiments import calls
 
 PAPERS = pathlib.Path(__file__).parents[2] / 'configs' / 'papers.py'
 

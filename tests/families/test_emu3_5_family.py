@@ -1,41 +1,30 @@
-"""Emu3.5: prompts and sampled distributions of the official program, a converted folder at work.
+"""Emu3.5: prompts and sampled distributions of the official program, encoded pictures.
 
 `tests/data/emu3_5.npz` was recorded from the program of baaivision/Emu3.5 (commit 8fcf1da):
 
 - `ids_0` to `ids_3` are the ids of its text-to-image template for `PROMPTS`, `ids_empty` those of
   its prompt without words, and `ids_image` those of the start of an image of 2x3 codes, by its
-  tokenizer with the ranks of `published_files.emu3_text`.
+  tokenizer with the ranks of `texts.emu3`.
 - `probabilities` and `probabilities_ids`: see `test_logits_processors.py`.
 """
 
-
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import cspd_jax
 from cspd_jax.models import early_fusion
-from cspd_jax.text import bpe, templates
-from tests.families import published_files, whole
-from tests.models import published
+from cspd_jax.text import templates
+from tests.builders import folders, published, sizes, texts
 
 pytest.importorskip('tiktoken')
 
-CONFIG = published_files.EMU3_5
 PROMPTS = ['a cat', '', 'a dog, 中文', 'cafe\u0301']
 
 
 @pytest.fixture(scope='module')
 def text():
-  return bpe.read({'file': np.frombuffer(published_files.emu3_text(), np.uint8)}, 'emu3_5')
-
-
-@pytest.fixture(scope='module')
-def folder(tmp_path_factory):
-  root = tmp_path_factory.mktemp('emu3_5')
-  whole.convert('emu3_5', root / 'published', root / 'model')
-  return root / 'model'
+  return texts.vocabulary(texts.emu3(), 'emu3_5')
 
 
 @pytest.mark.parametrize('number', range(len(PROMPTS)))
@@ -50,24 +39,21 @@ def test_prompts_are_those_of_the_official_program(text, number):
 
 
 @pytest.mark.slow
-def test_pictures_are_encoded_as_the_tokens_they_show(folder):
+def test_pictures_are_encoded_as_the_tokens_they_show():
   """The tokenizer's map of tokens is the identity, with the grammar around it."""
-  model = cspd_jax.load(folder)
+  model = folders.loaded('emu3_5')
   tokens = np.asarray(model.generate(PROMPTS[:3], seed=5, decoder='vanilla').tokens)
   params, tokenizer = model.tokenizer.params, model.tokenizer
   images = jax.jit(tokenizer.decode)(params, tokens)
   encoded = np.asarray(jax.jit(tokenizer.encode)(params, images))
-  forced = np.asarray(early_fusion.forced(CONFIG, jnp.arange(8)))
+  forced = np.asarray(early_fusion.forced(sizes.EMU3_5, np.arange(8)))
   np.testing.assert_array_equal(encoded[:, forced >= 0], np.tile(forced[forced >= 0], (3, 1)))
   assert encoded.shape == (3, 8) and encoded[:, forced < 0].max() < 131072
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('words, scale', [((), 5.0), (('--sampling=emu3_5',), 2.0)])
-def test_both_releases_have_their_guidance(words, scale, tmp_path):
-  source = published_files.emu3_5(tmp_path)
-  assert not published_files.convert(
-      source.parent, 'emu3_5', source.name, tmp_path / 'model', '--height=2', '--width=3',
-      '--role=target', *words)
-  assert cspd_jax.load(tmp_path / 'model').defaults == {
-      'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120, 'guidance_scale': scale}
+def test_the_other_release_has_its_guidance(tmp_path):
+  folder = folders.convert('emu3_5', tmp_path, tmp_path / 'model', '--role=target',
+                           '--sampling=emu3_5')
+  assert cspd_jax.load(folder).defaults == {
+      'temperature': 1.0, 'top_p': 1.0, 'top_k': 5120, 'guidance_scale': 2.0}

@@ -1,5 +1,4 @@
-"""GLM-Image: from a folder in the published format, at a tiny size, to tokens that diffusers draws.
-"""
+"""GLM-Image: tokens of two grids that diffusers draws, prompts, and what needs pixels."""
 
 import dataclasses
 import json
@@ -8,7 +7,6 @@ import pathlib
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 import safetensors
@@ -16,31 +14,30 @@ import safetensors.numpy
 from PIL import Image
 
 import cspd_jax
-from cspd_jax import families
 from cspd_jax.commands import compare, generate as generate_command
 from cspd_jax.files import store
 from cspd_jax.generation import pixels
-from cspd_jax.models import eagle, glm_image
+from cspd_jax.models import glm_image
 from cspd_jax.text import bpe, templates
-from tests.families import enumerated, glm_image_files
+from tests.builders import folders, sizes, texts, writers
 from tests.marks import representative
 
 pytest.importorskip('tokenizers')
 
-CONFIG = glm_image_files.CONFIG
+CONFIG = sizes.GLM_IMAGE
 PROMPTS = ['a cat', 'a dog, 中文']
 ROOT = pathlib.Path(__file__).parents[2]
+# In this form, the words of one message and nothing else.
+TEMPLATE = ("{%- for message in messages -%}{%- for part in message['content'] -%}"
+            "{{ part['text'] }}{%- endfor -%}{%- endfor -%}")
 
 
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   """A converted model, with an EAGLE network that was not trained."""
-  root = tmp_path_factory.mktemp('glm_image')
-  assert not glm_image_files.converted(glm_image_files.folder(root), root / 'model')
-  config = families.FAMILIES['glm_image'].published.networks(CONFIG)['eagle'][1]
-  store.save(root / 'model' / 'eagle', 'eagle', config, eagle.init(config, jax.random.key(3)))
-  families.save(root / 'model', 'glm_image', {'eagle': 'eagle'})
-  return root / 'model'
+  folder = folders.copied('glm_image', tmp_path_factory.mktemp('glm_image'))
+  folders.add_eagle(folder, 'glm_image', CONFIG)
+  return folder
 
 
 @pytest.fixture(scope='module')
@@ -50,34 +47,14 @@ def model(folder):
 
 @pytest.fixture(scope='module')
 def text():
-  return bpe.read({'file': np.frombuffer(glm_image_files.tokenizer_file(), np.uint8)}, 'glm_image')
+  return texts.vocabulary(texts.glm_image(), 'glm_image')
 
 
 @pytest.mark.slow
-def test_a_folder_becomes_tokens_by_two_commands(tmp_path, capsys):
-  source = glm_image_files.folder(tmp_path)
-  assert not glm_image_files.converted(source, tmp_path / 'model')
-  printed = capsys.readouterr().out
-  assert f"Next: cspd-generate --model={tmp_path}/model --prompt='a light" in printed
-  arguments = ['cspd-generate', f'--model={tmp_path}/model', '--decoder=seed_exact(window=4)',
-               *(f'--prompt={words}' for words in PROMPTS), f'--output={tmp_path}/out', '--seed=3']
-  assert not generate_command.main(arguments)
-  printed = capsys.readouterr().out
-  assert f'Tokens and report.json are in {tmp_path}/out.' in printed
-  assert 'Pixels: python docs/decode_with_diffusers.py FILE.safetensors draws them' in printed
-  files = sorted((tmp_path / 'out').glob('*.safetensors'))
-  assert [file.name for file in files] == [
-      '00000_a_cat_seed3.safetensors', '00001_a_dog_中文_seed3.safetensors']
-  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
-  assert report['sampling'] == {**report['sampling'], 'temperature': 0.9, 'top_p': 0.75,
-                                'guidance_scale': 1.0}
-  assert [row['file'] for row in report['rows']] == [file.name for file in files]
-  assert all(row['passes'] > 3 for row in report['rows'])
-  # The same again, which finds that everything is there.
-  assert not generate_command.main(arguments)
-  assert 'are complete' in capsys.readouterr().out
+def test_streams_and_marks_of_commands_need_pixels(folder, tmp_path, capsys):
   for name in ('stream', 'inception'):
-    assert generate_command.main([*arguments, f'--{name}=x.png']) == 2
+    assert generate_command.main(['cspd-generate', f'--model={folder}', '--prompt=a cat',
+                                  f'--output={tmp_path}/out', f'--{name}=x.png']) == 2
     assert f"{name} is 'x.png', but another program draws" in capsys.readouterr().err
 
 
@@ -166,17 +143,6 @@ def test_what_needs_pixels_is_refused(model, folder, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_decoders_are_compared_without_pictures(folder, tmp_path, capsys):
-  assert not compare.main([
-      'cspd-compare', f'--model={folder}', '--prompt=a cat', '--num_images=1', '--budget=1',
-      '--decoder=vanilla,seed_exact(window=4)', f'--output={tmp_path}/out'])
-  assert f'Pictures and report.json are in {tmp_path}/out.' in capsys.readouterr().out
-  assert {file.name for file in (tmp_path / 'out').iterdir()} >= {
-      'acceptance.png', 'speed.png', 'report.json'}
-  assert not list((tmp_path / 'out').glob('images_*'))
-
-
-@pytest.mark.slow
 def test_unfinished_images_are_shown_as_rounds(model):
   states = list(model.stream(PROMPTS[:1], seed=7, decoder='seed_exact(window=4)'))
   assert states[0].images.shape == (1, 0, 0, 3) and 'Partial(' in states[0]._repr_html_()
@@ -196,19 +162,19 @@ def test_prompts_end_with_both_grids(text):
 
 
 @pytest.mark.slow
-def test_prompts_are_those_of_its_processor(model, tmp_path):
+def test_prompts_are_those_of_its_processor(text, tmp_path):
   """With the chat template of one message, and every rounding of sizes that its program has."""
   glm = pytest.importorskip('transformers.models.glm_image')
   transformers = pytest.importorskip('transformers')
-  source = glm_image_files.folder(tmp_path) / 'processor'
+  file = tmp_path / 'tokenizer.json'
+  file.write_bytes(texts.glm_image())
   tokenizer = transformers.PreTrainedTokenizerFast(
-      tokenizer_file=str(source / 'tokenizer.json'), bos_token=templates.GLM_TOKENS[-1],
+      tokenizer_file=str(file), bos_token=templates.GLM_TOKENS[-1],
       pad_token='<|endoftext|>', extra_special_tokens={
-          name: token for name, token in glm_image_files.NAMES.items()
+          name: token for name, token in writers.GLM_NAMES.items()
           if name not in ('bos_token', 'pad_token')}, padding_side='left')
   processor = glm.GlmImageProcessor(
-      glm.GlmImageImageProcessorPil(), tokenizer, chat_template=glm_image_files.TEMPLATE)
-  text = bpe.read({'file': np.frombuffer(glm_image_files.tokenizer_file(), np.uint8)}, 'glm_image')
+      glm.GlmImageImageProcessorPil(), tokenizer, chat_template=TEMPLATE)
   for height, width in ((1024, 1024), (1152, 768), (1056, 1030), (512, 2048)):
     given = processor.apply_chat_template(
         [[{'role': 'user', 'content': [{'type': 'text', 'text': words}]}] for words in PROMPTS],
@@ -250,24 +216,14 @@ def test_grids_that_are_not_whole_or_too_narrow_are_refused(grid, message, folde
 
 
 def test_a_tokenizer_of_another_model_is_refused(folder):
-  content = json.loads(glm_image_files.tokenizer_file())
-  start, end, *_ = glm_image_files.SPECIAL
+  content = json.loads(texts.glm_image())
+  start, end, *_ = texts.SPECIAL['glm_image']
   for token in content['added_tokens']:
     token['id'] = {start: 41, end: 40}.get(token['content'], token['id'])
   file = np.frombuffer(json.dumps(content).encode(), np.uint8)
   other = store.Loaded('text', bpe.TextConfig('glm_image', len(file)), {'file': file}, {})
   with pytest.raises(ValueError, match='as token 41, but the target of .* has 40 codes before it'):
     cspd_jax.load(folder, text=other)
-
-
-@pytest.mark.slow
-def test_other_grids_and_int8(folder, tmp_path):
-  assert not generate_command.main(
-      ['cspd-generate', f'--model={folder}', '--grid=4x3', '--quantize=int8', '--cache_dtype=int8',
-       '--prompt=a cat', '--decoder=seed_exact(window=4)', f'--output={tmp_path}'])
-  file, = tmp_path.glob('*.safetensors')
-  saved = safetensors.numpy.load_file(file)
-  assert saved['large_tokens'].shape == (1, 4, 3) and saved['small_tokens'].shape == (1, 2, 1)
 
 
 @pytest.mark.slow
@@ -311,29 +267,3 @@ def test_seed_exact_decoders_write_the_tokens_of_vanilla(model, vanilla, decoder
   made = model.generate(PROMPTS, seed=5, decoder=decoder)
   np.testing.assert_array_equal(made.tokens, vanilla.tokens)
   assert len(np.unique(made.tokens)) > 8 and made.tokens.shape == (2, 15)
-
-
-@pytest.mark.slow
-def test_tokens_are_those_of_vanilla_in_windows_bit_for_bit(folder):
-  """In bfloat16, with an int8 cache, where sums of another shape would round otherwise."""
-  model = cspd_jax.load(folder, dtype='bfloat16', cache_dtype='int8')
-  one, other = (model.generate(PROMPTS * 4, seed=5, decoder=decoder)
-                for decoder in ('vanilla(window=6)', 'seed_exact(window=6)'))
-  np.testing.assert_array_equal(one.tokens, other.tokens)
-  np.testing.assert_array_equal(one.log_probs, other.log_probs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('decoder', representative(
-    ['mc_sjd(window=3)', 'sjd_pac(window=4)', 'mc_sjd(window=3, initialization=repeat-small)',
-     'mc_sjd(window=3, initialization=resample-small)', 'eagle(tree=chain(2))+rejection',
-     'corrected(corrector=layers, window=3)'], 'mc_sjd(window=3)'))
-def test_decoders_draw_from_the_model(decoder):
-  """Whole images of 2 + 2 free tokens and the end, against their enumerated distribution."""
-  config = dataclasses.replace(
-      CONFIG, height=1, width=2, small_side=2, num_codes=4, image_end=5, output_size=6,
-      vocab_size=12)
-  assert config.small == (1, 2) and config.num_tokens == 5
-  prompts = np.array([[[7, 9, 10, 4]], [[8, 11, 9, 4]]])
-  enumerated.check('glm_image', 'glm_image', glm_image.init, glm_image.logits_and_features, config,
-                   prompts, decoder, num_free=4, end=(4,))

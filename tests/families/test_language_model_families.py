@@ -1,8 +1,8 @@
-"""SimpleAR and Liquid: from tiny published folders to pictures, prompts, sampled distributions.
+"""SimpleAR and Liquid: encoded pictures, prompts, tokens of text, sampled distributions.
 
 `tests/data/language_samplers.npz` was recorded in float32 from the networks of transformers 5.24
-with the weights of `language_model_files.target`, for the prompt 'a cat' and the codes of
-`language_model_files.codes`: `liquid` from the official function `top_k_top_p_filtering` of
+with the weights of `writers.language_target`, for the prompt 'a cat' and the codes of
+`writers.language_codes`: `liquid` from the official function `top_k_top_p_filtering` of
 `genaibench_generation.py` after guidance 7 and temperature 0.99, with `top_k` 4096 and `top_p`
 0.96, every 16th of the 4096 largest probabilities of a position with its code, and the number of
 positive ones; `simplear` from the official `CFGLogits` with scale 6 and temperature 1, the
@@ -25,58 +25,31 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import early_fusion, vq
-from cspd_jax.text import bpe, templates
+from cspd_jax.text import templates
+from tests.builders import folders, published, sizes, texts, writers
 from tests.conversion import published_settings
-from tests.families import language_model_files as files, published_files
-from tests.families.published_files import convert
-from tests.models import published
 
 pytest.importorskip('tokenizers')  # It reads the files of words.
 
-NAMES = tuple(files.CONFIGS)
+NAMES = 'simplear', 'liquid'
 
 
 def _text(name):
-  return bpe.read({'file': np.frombuffer(files.text(name, 0), np.uint8)}, name)
-
-
-@pytest.fixture(scope='module', params=NAMES)
-def folder(request, tmp_path_factory):
-  """Family, and a model that the command converted from a published folder."""
-  name = request.param
-  root = tmp_path_factory.mktemp('published')
-  source = files.whole(name, root)
-  output = tmp_path_factory.mktemp('models') / name
-  config = files.CONFIGS[name]
-  assert not convert(root, name, source.name, output, f'--height={config.height}',
-                     f'--width={config.width}')
-  return name, output
+  return texts.vocabulary(texts.of_language_model(name, 0), name)
 
 
 @pytest.mark.slow
-def test_pictures_are_encoded_as_codes_of_the_image_tokenizer(folder):
-  name, path = folder
-  model = cspd_jax.load(path)
-  codes = files.codes(name)
+@pytest.mark.parametrize('name', NAMES)
+def test_pictures_are_encoded_as_codes_of_the_image_tokenizer(name):
+  model, codes = folders.loaded(name), writers.language_codes(name)
   pixels = model.pixels(jnp.asarray(codes[None]))
   images = np.random.default_rng(7).uniform(-1, 1, pixels.shape).astype(np.float32)
   np.testing.assert_array_equal(
       model.tokens(jnp.asarray(images)),
       vq.encode(model.tokenizer.params, model.tokenizer.config, images).reshape(1, -1))
   # Pixels require no text part.
-  alone = cspd_jax.load(path, text=None)
+  alone = cspd_jax.load(folders.model(name), text=None)
   np.testing.assert_array_equal(alone.pixels(jnp.asarray(codes[None])), pixels)
-
-
-@pytest.mark.slow
-def test_images_of_other_sizes(folder):
-  name, path = folder
-  wide = cspd_jax.load(path, grid=(2, 5))
-  made = wide.generate('a cat', seed=1, decoder='vanilla')
-  side = 16 if name == 'simplear' else 1
-  assert made.images.shape == (1, 2 * side, 5 * side, 3)
-  np.testing.assert_array_equal(
-      wide.condition(['a cat']).tokens, cspd_jax.load(path).condition(['a cat']).tokens)
 
 
 _TEMPLATES = {
@@ -94,7 +67,7 @@ _TEMPLATES = {
 def test_prompts_are_those_of_the_official_program(name, prompt):
   """The tokenizer splits the whole text at special tokens, as the official programs let it do."""
   import tokenizers
-  whole = tokenizers.Tokenizer.from_buffer(files.text(name, 0))
+  whole = tokenizers.Tokenizer.from_buffer(texts.of_language_model(name, 0))
   write = early_fusion_family.FAMILY.prompt_writers[name]
   request, null = write(_text(name), prompt, 32, 32)
   template, negative = _TEMPLATES[name]
@@ -104,53 +77,53 @@ def test_prompts_are_those_of_the_official_program(name, prompt):
 
 @pytest.mark.parametrize('name', NAMES)
 def test_special_tokens_in_a_prompt_are_text(name):
-  special = max(files.SPECIAL[name])
+  special = max(texts.SPECIAL[name])
   request, _ = early_fusion_family.FAMILY.prompt_writers[name](_text(name), special, 32, 32)
-  assert len(request) > 20 and files.SPECIAL[name][special] not in request[1:-1]
+  assert len(request) > 20 and texts.SPECIAL[name][special] not in request[1:-1]
 
 
 @pytest.mark.parametrize('name', NAMES)
 def test_files_of_other_models_are_refused(name):
-  other = bpe.read({'file': np.frombuffer(published_files.chameleon_text(), np.uint8)}, name)
+  other = texts.vocabulary(texts.chameleon(), name)
   with pytest.raises(ValueError, match='the tokenizer file has no token'):
     early_fusion_family.FAMILY.prompt_writers[name](other, 'a cat', 32, 32)
 
 
 def test_the_tokenizer_has_as_many_tokens_as_there_are_rows_of_text(tmp_path, capsys, monkeypatch):
   """Liquid with 48 codes and 1200 tokens of text; its first code is their number."""
-  config = dataclasses.replace(files.LIQUID, num_codes=48, vocab_size=1248, first_code=1200)
+  config = dataclasses.replace(sizes.LIQUID, num_codes=48, vocab_size=1248, first_code=1200)
   family = rules.get('liquid')
   infer = lambda shapes, options: family.infer.func({'liquid_7b': config}, shapes, options)
   monkeypatch.setitem(rules.FAMILIES, 'liquid', family._replace(infer=infer))
-  tensors = published.weights(convert_lib.published_shapes(family, config), 93)
+  tensors = published.tensors('liquid', config, 93)
 
   def save(folder, rows, num_tokens):
     """A published folder with more rows of embeddings at their end, and a tokenizer."""
     embedding = np.pad(tensors['model.embed_tokens.weight'], ((0, rows), (0, 0)))
-    settings = published_files.transformer_settings(published_settings.LIQUID, config)
-    published_files.shard(
-        tmp_path / folder, {**tensors, 'model.embed_tokens.weight': embedding},
-        {**settings, 'head_dim': config.head_dim, 'vocab_size': 1248 + rows}, count=1)
+    settings = writers.settings_of(published_settings.LIQUID, config)
+    writers.shard(tmp_path / folder, {**tensors, 'model.embed_tokens.weight': embedding},
+                  settings | {'vocab_size': 1248 + rows}, count=1)
     if num_tokens:
-      (tmp_path / folder / 'tokenizer.json').write_bytes(files.text('liquid', num_tokens))
+      (tmp_path / folder / 'tokenizer.json').write_bytes(
+          texts.of_language_model('liquid', num_tokens))
 
   def run(source, output, family='liquid'):
     """The exit code of the command, and what it printed."""
     words = ('--height=2', '--width=3') if family == 'liquid' else ()
-    code = convert(tmp_path, family, source, tmp_path / output, *words)
+    code = folders.run(tmp_path / source, family, tmp_path / output, *words)
     return code, ''.join(capsys.readouterr())
 
   # Padded embeddings, alone: what is assumed is said, and the tokenizer contradicts it later.
   save('padded', 20, None)
   code, printed = run('padded', 'model')
   assert not code and 'liquid: assumed that the text tokenizer has 1220 tokens, so th' in printed
-  (tmp_path / 'tokenizer.json').write_bytes(files.text('liquid', 1200))
+  (tmp_path / 'tokenizer.json').write_bytes(texts.of_language_model('liquid', 1200))
   message = 'text has 1200 tokens, but the target of .* has 1220 rows of text before its codes'
   code, printed = run('tokenizer.json', 'model', 'liquid_text')
   assert code == 2 and re.search(message, printed)
   assert not (tmp_path / 'model' / 'text').exists()
   # Both at once: nothing is written.
-  (tmp_path / 'padded' / 'tokenizer.json').write_bytes(files.text('liquid', 1200))
+  (tmp_path / 'padded' / 'tokenizer.json').write_bytes(texts.of_language_model('liquid', 1200))
   code, printed = run('padded', 'other')
   assert code == 2 and re.search(message, printed) and not (tmp_path / 'other').exists()
   # More tokens than rows: words would be codes.
@@ -164,13 +137,13 @@ def test_the_tokenizer_has_as_many_tokens_as_there_are_rows_of_text(tmp_path, ca
 
 
 def _probabilities(name):
-  config = files.CONFIGS[name]
+  config = folders.FAMILIES[name].config
   prompt = templates.padded([early_fusion_family.FAMILY.prompt_writers[name](
       _text(name), 'a cat', config.height, config.width)])
   condition = early_fusion.renumbered(config, prompt)
-  tokens = jnp.asarray(files.codes(name)[None])
+  tokens = jnp.asarray(writers.language_codes(name)[None])
   options = SamplingParams(**rules.get(name).sampling(config)['pictures'])
-  params = convert_lib.convert(rules.get(name), config, files.target(name))
+  params = convert_lib.convert(rules.get(name), config, writers.language_target(name))
 
   @jax.jit
   def run(params):

@@ -2,7 +2,7 @@
 
 Contexts, guidance, cuts and grammar at once. `tests/data/logits_processors.npz` was recorded in
 float32 from the official classes over the networks of transformers 5.23 (Chameleon's own mask of
-image tokens left out), with the sizes of `published_files.py` and the weights of `published.py`,
+image tokens left out), with the sizes of `sizes.py` and the weights of `published.py`,
 seeds 61, 63 and 65; `softmax` came last.
 
 - Lumina-mGPT, `inference_solver.py`: `LLMImageStartTriggeredUnbatchedClassifierFreeGuidance...`
@@ -35,30 +35,29 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
 from cspd_jax.families import early_fusion as early_fusion_family
 from cspd_jax.models import early_fusion
-from cspd_jax.text import bpe, templates
-from tests.families import published_files
+from cspd_jax.text import templates
+from tests.builders import published, sizes, texts
 from tests.marks import representative
-from tests.models import published
 
 for _package in ('tiktoken', 'tokenizers'):  # They read the files of words.
   pytest.importorskip(_package)
 
 # Config, tokenizer file, seed, options, and the file and names of what was recorded.
 CASES = {
-    'lumina_mgpt': (published_files.LUMINA_MGPT, published_files.chameleon_text, 61, SamplingParams(
+    'lumina_mgpt': (sizes.LUMINA_MGPT, texts.chameleon, 61, SamplingParams(
         guidance_scale=4.0, top_k=40), ('logits_processors', 'lumina_mgpt', 'lumina_mgpt_ids')),
-    'anole': (published_files.ANOLE, published_files.chameleon_text, 63, SamplingParams(
+    'anole': (sizes.ANOLE, texts.chameleon, 63, SamplingParams(
         guidance_scale=3.0, temperature=0.7, top_p=0.9), (
             'logits_processors', 'anole', 'anole_ids')),
-    'emu3': (published_files.EMU3, published_files.emu3_text, 65, SamplingParams(
+    'emu3': (sizes.EMU3, texts.emu3, 65, SamplingParams(
         guidance_scale=3.0, top_k=40), ('logits_processors', 'emu3', 'emu3_ids')),
-    'emu3_5': (published_files.EMU3_5, published_files.emu3_text, 76, SamplingParams(
+    'emu3_5': (sizes.EMU3_5, texts.emu3, 76, SamplingParams(
         guidance_scale=5.0, top_k=40), ('emu3_5', 'probabilities', 'probabilities_ids')),
     'lumina_mgpt_2': (
-        published_files.LUMINA_MGPT_2, published_files.lumina_mgpt_2_text, 83, SamplingParams(
+        sizes.LUMINA_MGPT_2, texts.lumina_mgpt_2, 83, SamplingParams(
             guidance_scale=4.0, top_k=40), ('lumina_mgpt_2', 'probabilities', 'ids')),
     'lumina_mgpt_2 unguided': (
-        published_files.LUMINA_MGPT_2, published_files.lumina_mgpt_2_text, 83, SamplingParams(
+        sizes.LUMINA_MGPT_2, texts.lumina_mgpt_2, 83, SamplingParams(
             guidance_scale=1.0, top_k=40), (
                 'lumina_mgpt_2', 'probabilities_unguided', 'ids_unguided')),
 }
@@ -78,7 +77,7 @@ def _contexts(name, text, config):
 def test_probabilities_are_those_of_the_official_sampler(case):
   config, file, seed, options, (recorded, values, places) = CASES[case]
   name = case.partition(' ')[0]
-  text = bpe.read({'file': np.frombuffer(file(), np.uint8)}, name)
+  text = texts.vocabulary(file(), name)
   order = early_fusion.order(config)
   prompt = templates.padded([_contexts(name, text, config)])
   condition = prompt._replace(tokens=np.argsort(order)[prompt.tokens])

@@ -9,12 +9,7 @@ import pytest
 from cspd_jax import families
 from cspd_jax.files import store
 from cspd_jax.text import bpe
-from tests.families import (
-  janus_files,
-  language_model_files,
-  published_files,
-  test_nextstep_family,
-)
+from tests.builders import sizes, texts
 
 
 def _build(family, kind, config, form, file):
@@ -32,29 +27,28 @@ def _edited(file, **ids):
   return json.dumps(content).encode()
 
 
-JANUS, NEXTSTEP = janus_files.tokenizer_file(), test_nextstep_family.tokenizer_file()
-CHAMELEON = published_files.chameleon_text()
-LUMINA_2 = published_files.lumina_mgpt_2_text()
+JANUS, NEXTSTEP, CHAMELEON = texts.janus_pro(), texts.nextstep(), texts.chameleon()
+LUMINA_2 = texts.lumina_mgpt_2()
 
 
 @pytest.mark.parametrize('family, kind, config, form, file, message', [
-    ('janus_pro', 'janus', dataclasses.replace(janus_files.CONFIG, text_size=276), 'janus_pro',
+    ('janus_pro', 'janus', dataclasses.replace(sizes.JANUS, text_size=276), 'janus_pro',
      JANUS, 'up to 276, but the target of .tiny. has 276 rows of text'),
-    ('nextstep', 'nextstep', dataclasses.replace(test_nextstep_family.FIRST, vocab_size=151668),
+    ('nextstep', 'nextstep', dataclasses.replace(sizes.NEXTSTEP_1, vocab_size=151668),
      'nextstep', NEXTSTEP, 'up to 151669, but the target of .tiny. has 151668 rows of text'),
-    ('early_fusion', 'early_fusion', published_files.ANOLE, 'anole', _edited(CHAMELEON, word=65536),
+    ('early_fusion', 'early_fusion', sizes.ANOLE, 'anole', _edited(CHAMELEON, word=65536),
      'up to 65536, but the target of .tiny. has 65536 rows of text'),
-    ('early_fusion', 'early_fusion', published_files.LUMINA_MGPT, 'lumina_mgpt',
+    ('early_fusion', 'early_fusion', sizes.LUMINA_MGPT, 'lumina_mgpt',
      _edited(CHAMELEON, IMGIMGJZ=30000), 'does not name the 8192 image tokens from id 4 on'),
-    ('early_fusion', 'early_fusion', published_files.LUMINA_MGPT_2, 'lumina_mgpt_2',
+    ('early_fusion', 'early_fusion', sizes.LUMINA_MGPT_2, 'lumina_mgpt_2',
      _edited(LUMINA_2, word=171385), 'up to 171385, but the target of .tiny. has 171385 rows'),
-    ('early_fusion', 'early_fusion', language_model_files.SIMPLEAR, 'simplear',
-     language_model_files.text('simplear', 0), 'text has 103 tokens, but the target of .tiny. has '
+    ('early_fusion', 'early_fusion', sizes.SIMPLEAR, 'simplear',
+     texts.of_language_model('simplear', 0), 'text has 103 tokens, but the target of .tiny. has '
      '151672 rows of text before its codes'),
-    ('early_fusion', 'early_fusion', published_files.EMU3, 'emu3',
-     published_files.emu3_text(151642), 'it has 151642 tokens of text, and the model 151643'),
-    ('early_fusion', 'early_fusion', published_files.EMU3_5, 'emu3_5',
-     published_files.emu3_text(151644), 'it has 151644 tokens of text, and the model 151643')])
+    ('early_fusion', 'early_fusion', sizes.EMU3, 'emu3',
+     texts.emu3(151642), 'it has 151642 tokens of text, and the model 151643'),
+    ('early_fusion', 'early_fusion', sizes.EMU3_5, 'emu3_5',
+     texts.emu3(151644), 'it has 151644 tokens of text, and the model 151643')])
 def test_tokens_without_a_row_of_text_are_refused(family, kind, config, form, file, message):
   with pytest.raises(ValueError, match=message):
     _build(family, kind, config, form, file)
@@ -63,6 +57,6 @@ def test_tokens_without_a_row_of_text_are_refused(family, kind, config, form, fi
 @pytest.mark.slow
 def test_rows_without_a_token_are_padding():
   """Where the ids of codes do not depend on the number of tokens."""
-  _build('janus_pro', 'janus', dataclasses.replace(janus_files.CONFIG, text_size=320), 'janus_pro',
+  _build('janus_pro', 'janus', dataclasses.replace(sizes.JANUS, text_size=320), 'janus_pro',
          JANUS)
-  _build('early_fusion', 'early_fusion', published_files.ANOLE, 'anole', CHAMELEON)
+  _build('early_fusion', 'early_fusion', sizes.ANOLE, 'anole', CHAMELEON)

@@ -1,4 +1,4 @@
-"""Tar: from files in their published formats, at tiny sizes, to pictures by both models."""
+"""Tar: its two models together and alone, its template, and what does not belong together."""
 
 import dataclasses
 import json
@@ -6,23 +6,18 @@ import json
 import jax
 import numpy as np
 import pytest
-from PIL import Image
 
 import cspd_jax
 from checkpoints_conversion import publish
 from cspd_jax import families
-from cspd_jax.commands import (
-  compare as compare_command,
-  generate as generate_command,
-  inspect as inspect_command,
-)
+from cspd_jax.commands import compare as compare_command, inspect as inspect_command
 from cspd_jax.files import store
 from cspd_jax.generation import memory
-from cspd_jax.models import eagle, tar
-from cspd_jax.text import bpe, templates
+from cspd_jax.models import tar
+from cspd_jax.text import templates
+from tests.builders import folders, published, sizes, texts, writers
 from tests.conversion import torch_files
 from tests.experiments import calls
-from tests.families import published_files, tar_files
 
 pytest.importorskip('tokenizers')
 
@@ -33,14 +28,10 @@ SPEC = 'seed_exact(window=4)'
 @pytest.fixture(scope='module')
 def folder(tmp_path_factory):
   """A converted model, with EAGLE networks of both stages that were not trained."""
-  root = tmp_path_factory.mktemp('tar')
-  tar_files.whole(root, root / 'model')
-  for role, family, config in (('eagle', 'tar', tar_files.AR_DTOK),
-                               ('prior_eagle', 'tar_prior', tar_files.PRIOR)):
-    sizes = families.FAMILIES[family].published.networks(config)['eagle'][1]
-    store.save(root / 'model' / role, 'eagle', sizes, eagle.init(sizes, jax.random.key(3)))
-    families.save(root / 'model', 'tar', {role: role})
-  return root / 'model'
+  folder = folders.copied('tar', tmp_path_factory.mktemp('tar'))
+  folders.add_eagle(folder, 'tar', sizes.AR_DTOK)
+  folders.add_eagle(folder, 'tar_prior', sizes.TAR, 'prior_eagle')
+  return folder
 
 
 @pytest.fixture(scope='module')
@@ -50,37 +41,7 @@ def model(folder):
 
 @pytest.fixture(scope='module')
 def text():
-  return bpe.read({'file': np.frombuffer(tar_files.tokenizer_file(), np.uint8)}, 'tar')
-
-
-@pytest.mark.slow
-@pytest.mark.verifies('folder to pictures', 'tar', 'ar_dtok', 'ta_tok')
-def test_files_become_pictures_by_four_commands(folder, tmp_path, capsys):
-  """Those of a page; the fixture runs the first three."""
-  assert tar_files.contents(folder)['parts'].keys() >= {
-      'target', 'bridge', 'prior', 'text', 'tokenizer'}
-  assert tar_files.contents(folder)['defaults'] == dict(
-      guidance_scale=4.0, temperature=1.0, top_k=0, top_p=1.0, prior_temperature=1.0,
-      prior_top_k=1200, prior_top_p=0.95)
-  arguments = ['cspd-generate', f'--model={folder}', f'--decoder=vanilla | {SPEC}',
-               *(f'--prompt={words}' for words in PROMPTS), f'--output={tmp_path}/out', '--seed=3',
-               '--prior.top_k=7']
-  assert not generate_command.main(arguments)
-  printed = capsys.readouterr().out
-  assert f'2 images with vanilla | {SPEC}' in printed
-  assert 'for 81 tokens of the prior' in printed
-  files = sorted((tmp_path / 'out').glob('*.png'))
-  assert [file.name for file in files] == [
-      '00000_a_cat_seed3.png', '00001_a_dog_中文_seed3.png']
-  first, second = (np.asarray(Image.open(file), int) for file in files)
-  assert first.shape == (4, 4, 3) and np.abs(first - second).mean() > 1
-  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
-  assert report['sampling']['guidance_scale'] == 4.0
-  assert report['sampling']['prior'] == {**report['sampling']['prior'], 'top_k': 7, 'top_p': 0.95}
-  assert [row['prior_passes'] for row in report['rows']] == [81, 81]
-  assert report['guarantee'] == 'seed-exact'
-  assert not generate_command.main(arguments)
-  assert 'are complete' in capsys.readouterr().out
+  return texts.vocabulary(texts.tar(), 'tar')
 
 
 def test_both_models_are_inspected(folder, tmp_path, capsys):
@@ -144,7 +105,7 @@ def test_either_model_is_one_of_its_own(model, folder, tmp_path):
 
 def test_prompts_are_in_the_template_of_qwen(text):
   ids, = templates.tar(text, ' a cat<I3><|im_end|> ', 9, 9)
-  special = tar_files.SPECIAL
+  special = texts.SPECIAL['tar']
   begin, end = special['<|im_start|>'], special['<|im_end|>']
   words = text.encode
   assert ids == [
@@ -168,7 +129,7 @@ def test_prompts_are_those_of_its_chat_template(model, text):
       "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
   from tokenizers import Tokenizer
   tokenizer = transformers.PreTrainedTokenizerFast(
-      tokenizer_object=Tokenizer.from_str(tar_files.tokenizer_file().decode()),
+      tokenizer_object=Tokenizer.from_str(texts.tar().decode()),
       chat_template=template)
   for prompt in PROMPTS:
     words = tokenizer.apply_chat_template(
@@ -181,7 +142,7 @@ def test_prompts_are_those_of_its_chat_template(model, text):
 def _text(tmp_path, file):
   """Writes a tokenizer file as a network; returns its folder."""
   (tmp_path / 'tokenizer.json').write_bytes(file)
-  assert not published_files.convert(tmp_path, 'tar_text', 'tokenizer.json', tmp_path / 'words')
+  assert not folders.run(tmp_path / 'tokenizer.json', 'tar_text', tmp_path / 'words')
   return tmp_path / 'words' / 'text'
 
 
@@ -191,7 +152,7 @@ def _text(tmp_path, file):
     (dict(codes=0), 'text must have <I0> as token 265.* belongs to the model'),
     (dict(codes=50), 'text has tokens up to 314, but the target of .* has 305 rows')])
 def test_tokenizers_of_other_models_are_refused(folder, tmp_path, changes, message):
-  part = _text(tmp_path, tar_files.tokenizer_file(**changes))
+  part = _text(tmp_path, texts.tar(**changes))
   with pytest.raises(ValueError, match=message):
     cspd_jax.load(folder, text=part)
 
@@ -218,10 +179,10 @@ def test_networks_that_do_not_belong_together_are_refused(folder):
 def test_only_codes_can_be_drawn(model):
   """The head of the prior predicts nothing else, so all that it draws is a condition."""
   target = model.prior.target(False)
-  assert target.vocab_size == tar_files.CODES
-  assert model.target(False).check_condition(np.full((1, 81), tar_files.CODES - 1)).all()
+  assert target.vocab_size == sizes.TAR_CODES
+  assert model.target(False).check_condition(np.full((1, 81), sizes.TAR_CODES - 1)).all()
   with pytest.raises(ValueError, match='codes from 40 to 40; this model supports 0 to 39'):
-    model.generate(np.full((1, 81), tar_files.CODES))
+    model.generate(np.full((1, 81), sizes.TAR_CODES))
 
 
 def test_options_of_loading_are_for_both_models(folder):
@@ -232,14 +193,11 @@ def test_options_of_loading_are_for_both_models(folder):
     families.save(folder, 'tar', {}, {'prior_decodr': 'vanilla'})
 
 
-ARGUMENTS = tar_files.ARGUMENTS
-
-
 @pytest.mark.parametrize('to, start, lines', [
     ('ar_dtok', 'ar_dtok: ', [
         'ar_dtok: the file holds the weights alone; the official program reads a .pth whose part',
-        f'ar_dtok: the files do not hold num_heads, which is {tar_files.AR_DTOK.num_heads}; convert'
-        f' them back with --num_heads={tar_files.AR_DTOK.num_heads}']),
+        f'ar_dtok: the files do not hold num_heads, which is {sizes.AR_DTOK.num_heads}; convert'
+        f' them back with --num_heads={sizes.AR_DTOK.num_heads}']),
     ('ta_tok', 'ta_tok: ', [
         'ta_tok: the file holds the weights alone; the official program reads a .pth whose part',
         'ta_tok: the files do not hold normalized, which is True; convert them back with '
@@ -271,38 +229,35 @@ def test_what_the_files_of_tar_cannot_hold_is_said(folder, tmp_path, to, start, 
     ('XXS', dict(norm_eps='1e-5'), "args.norm_eps is '1e-5'; it must be a number"),
     ('M', {}, "name is 'llama-abs-M'; it must be llama-abs- and one of")])
 def test_arguments_of_other_networks_are_refused(tmp_path, capsys, name, changes, message):
-  with tar_files.tiny():
-    files = tar_files.pixels(tmp_path, f'llama-abs-{name}', ARGUMENTS | changes)
-    assert published_files.convert(
-        files, 'ar_dtok', 'ar_dtok_lp_256px.pth', tmp_path / 'model') == 2
+  files = writers.tar_pixels(tmp_path, f'llama-abs-{name}', **changes)
+  with folders.tiny():
+    assert folders.run(files / 'ar_dtok_lp_256px.pth', 'ar_dtok', tmp_path / 'model') == 2
   assert message in capsys.readouterr().err
 
 
 def test_arguments_of_the_bridge_are_read(tmp_path, capsys):
-  files = tar_files.pixels(tmp_path)
-  assert not published_files.convert(files, 'ta_tok', 'ta_tok.pth', tmp_path / 'model')
-  assert store.describe(tmp_path / 'model' / 'bridge').config == tar_files.BRIDGE
-  wrong = {**tar_files.TA_TOK, 'bottleneck': dict(
-      name='bottleneck', args=dict(bottleneck_dim=8, regularizer=dict(name='vq', args={})))}
-  tar_files.described(
-      files / 'ta_tok.pth', 'ta_tok', tar_files.BRIDGE, 73, 'ta_tok', wrong, tar_files.READING)
-  assert published_files.convert(files, 'ta_tok', 'ta_tok.pth', tmp_path / 'other') == 2
+  convert = lambda name, output, *words: folders.run(
+      tmp_path / name, 'ta_tok', tmp_path / output, *words)
+  writers.ta_tok(tmp_path / 'ta_tok.pth')
+  assert not convert('ta_tok.pth', 'model')
+  assert store.describe(tmp_path / 'model' / 'bridge').config == sizes.TA_TOK
+  writers.ta_tok(tmp_path / 'ta_tok.pth', {**writers.TA_TOK, 'bottleneck': dict(
+      name='bottleneck', args=dict(bottleneck_dim=8, regularizer=dict(name='vq', args={})))})
+  assert convert('ta_tok.pth', 'other') == 2
   assert "args.bottleneck.args.regularizer.name is 'vq'; it must be 'simvq'" in (
       capsys.readouterr().err)
   # A state dict alone does not say whether vectors of codes have norm one.
-  torch_files.save(files / 'bare.pth', published_files.tensors('ta_tok', tar_files.BRIDGE, 73))
-  assert published_files.convert(files, 'ta_tok', 'bare.pth', tmp_path / 'other') == 2
+  torch_files.save(tmp_path / 'bare.pth', published.tensors('ta_tok', sizes.TA_TOK, 73))
+  assert convert('bare.pth', 'other') == 2
   assert '--normalized=N' in capsys.readouterr().err
-  assert not published_files.convert(
-      files, 'ta_tok', 'bare.pth', tmp_path / 'other', '--normalized=1')
+  assert not convert('bare.pth', 'other', '--normalized=1')
 
 
 def test_weights_of_another_size_of_images_are_refused(tmp_path, capsys):
   """Those of the smallest images, as a model of the largest."""
-  with tar_files.tiny():
-    files = tar_files.pixels(tmp_path)
-    assert published_files.convert(
-        files, 'ar_dtok', 'ar_dtok_lp_256px.pth', tmp_path / 'model', '--model=ar_dtok_1024') == 2
+  file = writers.tar_pixels(tmp_path) / 'ar_dtok_lp_256px.pth'
+  with folders.tiny():
+    assert folders.run(file, 'ar_dtok', tmp_path / 'model', '--model=ar_dtok_1024') == 2
   message = capsys.readouterr().err
   assert 'num_tokens is 16, the model has 4096' in message
   assert 'num_positions is 96, the model has 4824' in message
@@ -312,7 +267,6 @@ def test_weights_of_another_size_of_images_are_refused(tmp_path, capsys):
     (('--height=20', '--width=20'), 'height and width are 20 and 20; the codes of Tar have one of'),
     (('--height=13',), 'height and width are 13 and 27')])
 def test_scales_that_do_not_exist_are_refused(tmp_path, capsys, words, message):
-  tar_files.prior(tmp_path)
-  assert published_files.convert(
-      tmp_path, 'tar', 'Tar-1.5B', tmp_path / 'model', *words) == 2
+  source = writers.tar_language(tmp_path)
+  assert folders.run(source, 'tar', tmp_path / 'model', *words) == 2
   assert message in capsys.readouterr().err

@@ -1,13 +1,4 @@
-"""Text-conditional LlamaGen from words: from files in the published layout, at tiny sizes, to PNGs.
-
-`tests/data/llamagen_words.npz` was recorded in float32 from the official program of LlamaGen: its
-cleaning and its tokenizer call (see `tests/text/test_captions.py`), the `T5EncoderModel` of
-transformers 5.23 at the sizes of `T5` with the weights of `published.py`, seed 41, the padding on
-the left of `sample_t2i.py`, and `generate` with guidance over the official transformer at the sizes
-of `WIDE`, weight seed 43, where given tokens, `default_rng(44).integers(0, 48, (3, 64))`, took the
-place of sampled ones. `logits` `[2, 3, 64, 48]` are those of every step, with the caption and with
-the null caption, for the three `CAPTIONS` of 42, 120 (cut) and 1 tokens.
-"""
+"""Text-conditional LlamaGen: prompts and features, what is refused, what identifies a run."""
 
 import dataclasses
 import functools
@@ -17,94 +8,30 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import cspd_jax
 from cspd_jax.commands import generate as generate_command
-from cspd_jax.decoding import tree
 from cspd_jax.files import store
 from cspd_jax.generation import stored_run
-from cspd_jax.models import llamagen
 from cspd_jax.text import bpe
-from tests.families import published_files
-from tests.families.published_files import convert
-from tests.models import published
+from tests.builders import folders, published, sizes
 
 pytestmark = pytest.mark.usefixtures('precise')
 
 for _package in ('ftfy', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)
 
-CAPTIONS = ['A portrait photo of a kangaroo wearing an orange hoodie, “Welcome Friends!”',
-            'a map of the world made out of sushi. ' * 12, '']
-SMALL, VQ, T5 = published_files.T2I, published_files.T2I_VQ, published_files.T5
-WIDE = llamagen.LlamaGenConfig(
-    conditioning='text', height=8, width=8, dim=64, num_layers=2, num_heads=4, ffn_dim=192,
-    vocab_size=48, caption_dim=40)
+SMALL, T5 = sizes.T2I, sizes.T5
+
+
+@pytest.fixture
+def folder():
+  return folders.model('llamagen')
 
 
 @pytest.fixture(scope='module')
-def files(tmp_path_factory):
-  """Files as they are published."""
-  folder = tmp_path_factory.mktemp('published')
-  save = safetensors.numpy.save_file
-  save(published_files.tensors('llamagen', SMALL, 45), folder / 't2i.safetensors')
-  save(published_files.tensors('llamagen_vq', VQ, 46), folder / 'vq.safetensors')
-  published_files.flan_t5(folder / 'flan-t5-xl')
-  return folder
-
-
-@pytest.fixture(scope='module')
-def folder(files, tmp_path_factory):
-  """The model, converted by the command."""
-  folder = tmp_path_factory.mktemp('models') / 't2i'
-  assert not convert(files, 't5_text', 'flan-t5-xl/tokenizer.json', folder)
-  assert not convert(files, 'llamagen', 't2i.safetensors', folder, '--image_size=48',
-                     '--num_heads=2')
-  assert not convert(files, 't5', 'flan-t5-xl', folder)
-  assert not convert(files, 'llamagen_vq', 'vq.safetensors', folder)
-  return folder
-
-
-@pytest.fixture(scope='module')
-def model(folder):
-  return cspd_jax.load(folder)
-
-
-def test_a_model_is_converted_part_by_part(model, folder):
-  assert model.config == SMALL and model.tokenizer.config == VQ
-  assert store.describe(folder / 't5').config == T5
-  assert model.defaults == {
-      'temperature': 1.0, 'top_p': 1.0, 'guidance_scale': 7.5, 'top_k': 1000}
-
-
-def test_logits_of_words_agree_with_the_official_program(model):
-  """Fixed tokens one at a time on top of the cache, and all at once."""
-  condition, params = model.condition(CAPTIONS), published.params('llamagen', WIDE, 43)
-  assert condition.mask.sum(axis=1).tolist() == [42, 120, 1]
-  want = published.recorded('llamagen_words')['logits']
-  tokens = jnp.asarray(np.random.default_rng(44).integers(0, 48, (3, 64)))
-  target = llamagen.target(WIDE, guided=True)
-
-  def step(cache, k):
-    logits, _, cache = target.score(
-        params, cache, tokens[:, k][:, None], jnp.full(3, k), tree.chain(0))
-    return cache, logits[:, :, 0]
-
-  @jax.jit
-  def cached(condition):
-    first, _, cache = target.prefill(params, condition, 64)
-    _, rest = jax.lax.scan(step, cache, jnp.arange(63))
-    return jnp.concatenate([first[:, :, None], jnp.moveaxis(rest, 0, 2)], axis=2)
-
-  @jax.jit
-  def whole(condition):
-    return jnp.stack([
-        llamagen.logits_and_features(params, WIDE, condition, tokens, jnp.full(3, drop))[0]
-        for drop in (False, True)])
-
-  for run in (cached, whole):
-    np.testing.assert_allclose(run(condition), want, atol=3e-4, rtol=0)
+def model():
+  return cspd_jax.load(folders.model('llamagen'))
 
 
 def test_a_prompt_does_not_depend_on_others(model):

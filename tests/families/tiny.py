@@ -16,7 +16,7 @@ from cspd_jax.decoding.base import Target
 from cspd_jax.families import prompt_kinds
 from cspd_jax.files import store
 from cspd_jax.files.store import Kind
-from tests.experiments import models
+from tests.builders import models
 
 
 @dataclasses.dataclass(frozen=True)

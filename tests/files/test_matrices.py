@@ -16,8 +16,8 @@ from cspd_jax.decoding import warp
 from cspd_jax.files import matrices, store
 from cspd_jax.generation import memory, stored_run
 from cspd_jax.models import llamagen
+from tests.builders import published
 from tests.marks import representative
-from tests.models import published
 
 CONFIG = llamagen.LlamaGenConfig(
     height=3, width=3, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24,

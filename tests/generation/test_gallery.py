@@ -13,7 +13,7 @@ from PIL import Image, ImageFile
 import cspd_jax
 from cspd_jax.generation import memory
 from cspd_jax.generation.stored_run import decode
-from tests.experiments import models as models_lib
+from tests.builders import models as models_lib
 from tests.generation import test_memory
 from tests.generation.many_processes import opened
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 import cspd_jax
-from tests.measure import tiny
+from tests.builders import models
 
 _ROOT = str(pathlib.Path(cspd_jax.__file__).parent)
 # Comprehensions have frames of their own up to Python 3.11.
@@ -34,7 +34,7 @@ def _entered(function):
 
 
 @pytest.mark.parametrize('load, prompts, decoder', [
-    (tiny.model, [0], 'sjd(window=3)'),
+    (models.of_table, [0], 'sjd(window=3)'),
     pytest.param(cspd_jax.load, ['a fox on white'], 'mc_sjd(window=32)', marks=pytest.mark.slow)])
 def test_a_second_call_enters_few_functions(load, prompts, decoder):
   model = load()
@@ -47,7 +47,7 @@ def test_a_second_call_enters_few_functions(load, prompts, decoder):
 
 
 def test_samplers_are_kept_by_all_that_they_depend_on():
-  model = tiny.model()
+  model = models.of_table()
   one = model.sampler('sjd(window=3)', temperature=1)
   assert model.sampler('sjd(window=3)', temperature=1) is one
   for decoder, options in (
@@ -69,7 +69,7 @@ def test_samplers_are_kept_by_all_that_they_depend_on():
 
 
 def test_a_sampler_draws_the_images_of_generate():
-  model = tiny.model()
+  model = models.of_table()
   sampler = model.sampler('sjd(window=3)', batch_size=2, temperature=[1.0, 0.5, 2.0])
   options = dict(decoder='sjd(window=3)', temperature=[1.0, 0.5, 2.0], seed=7)
   images = sampler([0, 2, 1], seed=7)
@@ -81,7 +81,7 @@ def test_a_sampler_draws_the_images_of_generate():
 
 def test_a_model_that_is_dropped_is_freed_at_once():
   """Samplers do not hold the model that keeps them: its parameters may fill a device."""
-  model = tiny.model()
+  model = models.of_table()
   model.generate([0], decoder='vanilla')
   gone = weakref.ref(model)
   gc.disable()

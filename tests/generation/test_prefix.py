@@ -18,6 +18,7 @@ from cspd_jax.decoding.tree import chain
 from cspd_jax.files.store import Loaded
 from cspd_jax.models import eagle, early_fusion, janus, llamagen, local, neighbours, vq
 from cspd_jax.models.conditions import Prompt
+from tests.builders import published
 from tests.marks import representative
 
 VQ = vq.VQConfig(ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=12,
@@ -27,14 +28,6 @@ SHARED = dict(height=4, width=3, vocab_size=20, num_codes=12, first_code=4, row_
 EARLY_FUSION = early_fusion.EarlyFusionConfig(num_layers=2, **SHARED)
 LLAMAGEN = llamagen.LlamaGenConfig(
     height=4, width=3, vocab_size=12, num_classes=3, dim=16, num_layers=2, num_heads=2, ffn_dim=16)
-
-
-def _random(init, config, seed):
-  """Parameters far from their start, where outputs are zero."""
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-      lambda leaf: jnp.asarray(rng.normal(0, 0.4, leaf.shape), leaf.dtype),
-      jax.eval_shape(lambda: init(config, jax.random.key(seed))))
 
 
 # By name: family, kind and sizes of models with prompts of unequal lengths; early fusion with
@@ -54,7 +47,8 @@ MIXED = {
 
 
 def _loaded(kind, module, config, seed):
-  return Loaded(kind, config, _random(module.init, config, seed), {})
+  return Loaded(kind, config, published.random_params(
+      functools.partial(module.init, config), 0.4, seed=seed), {})
 
 
 @functools.cache

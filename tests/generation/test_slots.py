@@ -9,15 +9,15 @@ from cspd_jax.decoding import continuous_batching
 from cspd_jax.generation import memory
 from cspd_jax.generation.slots import Runner
 from cspd_jax.generation.stored_run import decode
+from tests.builders import models
 from tests.generation import test_prefix
-from tests.measure import tiny
 
 SJD = 'sjd(window=3)'
 
 
 @pytest.fixture(scope='module')
 def model():
-  return tiny.model(length=9)
+  return models.of_table(length=9)
 
 
 def _requests(model):

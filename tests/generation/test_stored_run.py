@@ -14,9 +14,9 @@ from cspd_jax.generation import memory
 from cspd_jax.generation.images import fitted
 from cspd_jax.generation.sampler import Sampler
 from cspd_jax.generation.stored_run import decode, fingerprint, run
+from tests.builders import models
 from tests.generation import test_memory
 from tests.generation.test_rollouts import counted
-from tests.measure import tiny
 
 PROMPTS = [0, 2, 1, 1, 0]
 SJD = 'sjd(window=3)'
@@ -30,7 +30,7 @@ def _decoded(model, decoder=SJD, prompts=PROMPTS, *, seed=7, batch_size=2, **opt
 
 @pytest.fixture(scope='module')
 def model():
-  return tiny.model()
+  return models.of_table()
 
 
 @pytest.fixture(scope='module')
@@ -85,9 +85,9 @@ def test_picking_images_compiles_nothing(model):
 def test_pixels_of_images_become_bytes_one_by_one(model):
   """The host never holds floating-point pixels of all images."""
   pixels = np.ones((1, 64, 64, 3), np.float32)
-  tokenizer = tiny.TOKENIZER._replace(
+  tokenizer = models.TOKENIZER._replace(
       decode=lambda params, tokens: pixels * tokens[:, :1, None, None] / 4)
-  many = tiny.model(tokenizer=tokenizer)
+  many = models.of_table(tokenizer=tokenizer)
   request = many.images(PROMPTS * 8, decoder='vanilla')
   decoded = decode(request)
   request.sampler.result(request, decoded)  # Compiles.
@@ -132,10 +132,10 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
   monkeypatch.setattr(Sampler, 'bound', lambda self, images, index: (
       calls.append(1) or bound(self, images, index)))
   result = _decoded(model, **arguments)
-  assert tiny.rows(result) == tiny.rows(one_by_one) and type(result) is type(one_by_one)
+  assert models.rows(result) == models.rows(one_by_one) and type(result) is type(one_by_one)
   assert len(calls) == 1
   again = _decoded(model, **arguments)
-  assert tiny.rows(again) == tiny.rows(one_by_one) and len(calls) == 1
+  assert models.rows(again) == models.rows(one_by_one) and len(calls) == 1
 
 
 @pytest.mark.parametrize('change, words', [
@@ -149,7 +149,7 @@ def test_a_stopped_run_goes_on(model, one_by_one, tmp_path, monkeypatch):
 def test_a_folder_belongs_to_one_run(model, tmp_path, change, words):
   def first(change):
     options = dict(decoder=SJD, seed=7, batch_size=2, prompts=PROMPTS) | change
-    used = tiny.model(options.pop('model')) if 'model' in options else model
+    used = models.of_table(options.pop('model')) if 'model' in options else model
     return next(run(used.images(options.pop('prompts'), **options), folder=tmp_path / 'run'))
 
   first({})
@@ -163,7 +163,7 @@ def test_a_run_of_neighbours_in_a_codebook_belongs_to_it(model, tmp_path, decode
   """LANTERN reads it, and other decoders draw the same tokens with any."""
   def first(seed):
     vectors = np.random.default_rng(seed).standard_normal((4, 2))
-    tokenizer = tiny.TOKENIZER._replace(codebook=lambda params: vectors)
+    tokenizer = models.TOKENIZER._replace(codebook=lambda params: vectors)
     used = dataclasses.replace(model, tokenizer=tokenizer)
     return next(run(used.images(PROMPTS, decoder=decoder, batch_size=2), folder=tmp_path / 'run'))
 
@@ -205,6 +205,6 @@ def test_no_batch_size_means_as_many_as_fit(model, one_by_one, tmp_path, monkeyp
   progress = []
   result = _decoded(model, batch_size=None, slots=False, folder=tmp_path / 'run',
                    progress=lambda *numbers: progress.append(numbers))
-  assert tiny.rows(result) == tiny.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
+  assert models.rows(result) == models.rows(one_by_one) and progress == [(2, 5), (4, 5), (5, 5)]
   with pytest.raises(ValueError, match='batch_size is 4, but .*; pass batch_size=2 or less'):
     _decoded(model, batch_size=4, slots=False)

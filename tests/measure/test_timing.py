@@ -6,7 +6,7 @@ import pytest
 
 from cspd_jax.core import programs
 from cspd_jax.measure import timing
-from tests.measure import tiny
+from tests.builders import models
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def test_compilation_apart():
 
 
 def test_images_without_valid_probabilities_are_not_compared():
-  model = tiny.model()
+  model = models.of_table()
   broken = model.with_params(model.params.at[1].set(np.nan))
   requests = {name: broken.images([0, 1], seed=7, decoder=name, batch_size=1)
               for name in ('vanilla', 'mc_sjd(window=3)')}
@@ -102,7 +102,7 @@ def test_images_without_valid_probabilities_are_not_compared():
 
 
 def test_decoders_that_are_not_timed_have_images():
-  model, done = tiny.model(), []
+  model, done = models.of_table(), []
   requests = {name: model.images([0, 1], decoder=name, batch_size=1)
               for name in ('vanilla', 'mc_sjd(window=3)')}
   compared = timing.compare(requests, untimed=('mc_sjd(window=3)',), repeats=2,

@@ -12,7 +12,7 @@ import cspd_jax
 from checkpoints_conversion import command as convert_command
 from cspd_jax.files import store, weights
 from cspd_jax.files.run_folder import Report
-from tests.experiments import models as models_lib
+from tests.builders import models as models_lib
 from tests.families import tiny
 from tests.marks import representative
 

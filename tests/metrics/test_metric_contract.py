@@ -12,12 +12,12 @@ from cspd_jax import metrics
 from cspd_jax.generation.stored_run import decode
 from cspd_jax.measure import tables
 from cspd_jax.metrics import base, image_scores, likelihood
-from tests.measure import tiny
+from tests.builders import models
 
 
 @pytest.fixture(scope='module')
 def model():
-  return tiny.model()
+  return models.of_table()
 
 
 @pytest.fixture(scope='module')

@@ -5,14 +5,11 @@ import torch
 import transformers
 from transformers.models import glm_image
 
-from checkpoints_conversion import convert, rules
-from cspd_jax.models.glm_image import GlmImageConfig
-from tests.models import published
+from tests.builders import published
+from tests.models import cases
 
 # Grids of 4x3 and 8x6 tokens; half of a head rotates, in sections of 1, 1 and 2 pairs.
-CONFIG = GlmImageConfig(
-    height=8, width=6, dim=64, num_layers=3, num_heads=4, num_kv_heads=2, ffn_dim=96, small_side=4,
-    vocab_size=96, num_codes=40, image_end=41, output_size=48, sections=(1, 1, 2))
+CONFIG = cases.GLM_IMAGE
 SEED = 81
 # Tokens of both prompts: the positions of images lie beyond 64.
 LENGTHS = 70, 62
@@ -38,7 +35,7 @@ def settings(config, **text):
 def network(config=CONFIG, seed=SEED):
   """The network, with the drawn weights in place of all that draw tokens."""
   result = glm_image.GlmImageForConditionalGeneration(settings(config)).eval()
-  drawn = published.weights(convert.published_shapes(rules.get('glm_image'), config), seed)
+  drawn = published.tensors('glm_image', config, seed)
   missing, unexpected = result.load_state_dict(
       {name: torch.from_numpy(x) for name, x in drawn.items()}, strict=False)
   assert not unexpected and all(name.startswith(('model.visual', 'model.vqmodel'))

@@ -12,8 +12,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from tests.models import published
-from tests.models.test_tar import BRIDGE, CONFIG, SEEDS
+from tests.builders import published
+from tests.models.cases import BRIDGE, TAR as CONFIG, TAR_SEEDS as SEEDS
 
 # Names of the arguments of the classes in files.
 ARGUMENTS = dict(
@@ -76,7 +76,7 @@ def recorded():
   rng = np.random.default_rng(93)
   codes, tokens = (torch.from_numpy(rng.integers(0, *size)) for size in (
       (50, (2, 81)), (40, (2, 16))))
-  ours = {name: published.published_weights(name, config, SEEDS[name])
+  ours = {name: published.tensors(name, config, SEEDS[name])
           for name, config in (('ta_tok', BRIDGE), ('ar_dtok', CONFIG))}
   with torch.no_grad():
     tokenizer, model = bridge(ours['ta_tok']), ar_dtok(ours['ar_dtok'])

@@ -22,11 +22,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import published
 import pytest
 
 from cspd_jax.decoding.drafters.correctors import corrected_features
 from cspd_jax.models import causal, eagle, ends, transformer
+from tests.builders import published
 from tests.marks import representative
 
 pytestmark = pytest.mark.usefixtures('precise')

@@ -34,8 +34,8 @@ import pytest
 
 from checkpoints_conversion import convert, rules
 from cspd_jax.models import cosmos, vq
+from tests.builders import published
 from tests.marks import representative
-from tests.models import published
 
 pytestmark = pytest.mark.usefixtures('precise')
 

@@ -11,7 +11,7 @@ from cspd_jax.files import store
 from cspd_jax.generation import memory
 from cspd_jax.models import attention, llamagen
 from cspd_jax.testing import check_target
-from tests.models import published
+from tests.builders import published
 
 CONFIG = llamagen.LlamaGenConfig(
     height=4, width=4, dim=16, num_layers=2, num_heads=4, num_kv_heads=2, ffn_dim=24,

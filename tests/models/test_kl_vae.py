@@ -17,10 +17,10 @@ latents `default_rng(37).standard_normal((2, 4, 6, 8))` as float32, after scale 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import published
 import pytest
 
 from cspd_jax.models import kl_vae
+from tests.builders import published
 
 CONFIG = kl_vae.KLVAEConfig(ch_mult=(1, 2))
 NEXTSTEP = kl_vae.KLVAEConfig(

@@ -37,7 +37,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import products
-import published
 import pytest
 
 from checkpoints_conversion import convert, rules
@@ -52,6 +51,7 @@ from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.models import mar
 from experiments.demo_models import mar as training
+from tests.builders import published
 from tests.marks import representative
 
 pytestmark = pytest.mark.usefixtures('precise')

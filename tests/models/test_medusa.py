@@ -1,6 +1,7 @@
 """Medusa heads: the formula, heads that begin as the target's own, sizes."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.models import ends, medusa, transformer
+from tests.builders import published
 
 CONFIG = medusa.MedusaConfig(num_heads=3, dim=8, vocab_size=12)
 SIZES = transformer.TransformerConfig(
@@ -15,9 +17,7 @@ SIZES = transformer.TransformerConfig(
 
 
 def _random_params(dtype=jnp.float32):
-  shapes = jax.eval_shape(lambda: medusa.init(CONFIG, jax.random.key(0)))
-  rng = np.random.default_rng(0)
-  return jax.tree.map(lambda leaf: jnp.asarray(rng.standard_normal(leaf.shape), dtype), shapes)
+  return published.random_params(functools.partial(medusa.init, CONFIG), 1, dtype)
 
 
 def test_logits_follow_the_formula_head_by_head():

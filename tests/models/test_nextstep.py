@@ -33,7 +33,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import products
-import published
 import pytest
 
 from cspd_jax.continuous import (
@@ -47,6 +46,7 @@ from cspd_jax.continuous.span import TokenBatch
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.models import nextstep
 from cspd_jax.models.conditions import Prompt
+from tests.builders import published
 from tests.marks import representative
 
 CONFIG = nextstep.NextStepConfig(
@@ -101,28 +101,21 @@ def _sampled(params, schedule, scale, z, noise, last_noise):
     return jax.jit(lambda params: sampler.sample(params, batch).tokens)(params)
 
 
-@pytest.mark.parametrize('case', representative(range(len(FIRST)), 1))
-def test_tokens_agree_with_the_official_sampler(params, expected, case):
-  levels, shift, scale = FIRST[case]
-  rng = np.random.default_rng(40 + case)
-  z, noise = _normal(rng, (2, 3, 64)), _normal(rng, (levels, 3, 16))
-  schedule = schedule_lib.flow(levels, shift=shift, last_step=0.04)
-  tokens = _sampled(params, schedule, scale, z if scale > 1 else z[:1], noise, last_noise=False)
-  largest = np.abs(expected[f'sampled_{case}']).max()
-  np.testing.assert_allclose(
-      tokens / largest, expected[f'sampled_{case}'] / largest, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize('case', representative(range(len(SECOND)), 2))
-def test_tokens_agree_with_the_sampler_of_1_1(params, expected, case):
-  levels, shift, scale = SECOND[case]
-  rng = np.random.default_rng(50 + case)
-  z, noise = _normal(rng, (2, 1, 64)), _normal(rng, (levels + 1, 1, 16))
-  schedule = schedule_lib.flow(levels, shift=shift)
-  tokens = _sampled(params, schedule, scale, z if scale > 1 else z[:1], noise, last_noise=True)
-  largest = np.abs(expected[f'sampled_new_{case}']).max()
-  np.testing.assert_allclose(
-      tokens / largest, expected[f'sampled_new_{case}'] / largest, atol=1e-5, rtol=0)
+@pytest.mark.parametrize('release, case', representative(
+    [('1', case) for case in range(len(FIRST))] + [('1.1', case) for case in range(len(SECOND))],
+    ('1', 1), ('1.1', 2)))
+def test_tokens_agree_with_the_official_samplers(params, expected, release, case):
+  is_first = release == '1'
+  levels, shift, scale = (FIRST if is_first else SECOND)[case]
+  rng, num = np.random.default_rng((40 if is_first else 50) + case), 3 if is_first else 1
+  z = _normal(rng, (2, num, 64))
+  noise = _normal(rng, (levels + (not is_first), num, 16))
+  schedule = schedule_lib.flow(levels, shift=shift, last_step=0.04 if is_first else None)
+  tokens = _sampled(
+      params, schedule, scale, z if scale > 1 else z[:1], noise, last_noise=not is_first)
+  want = expected[f'sampled_{case}' if is_first else f'sampled_new_{case}']
+  largest = np.abs(want).max()
+  np.testing.assert_allclose(tokens / largest, want / largest, atol=1e-5, rtol=0)
 
 
 def _prompts():

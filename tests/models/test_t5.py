@@ -12,11 +12,11 @@ import dataclasses
 import jax
 import jax.numpy as jnp
 import numpy as np
-import published
 import pytest
 
 from checkpoints_conversion import convert, rules
 from cspd_jax.models import t5
+from tests.builders import published
 
 pytestmark = pytest.mark.usefixtures('precise')
 

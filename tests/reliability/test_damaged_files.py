@@ -39,8 +39,8 @@ from cspd_jax.measure import tables
 from cspd_jax.metrics import evaluation, image_sets, inception, layouts
 from cspd_jax.models import inception as inception_network
 from cspd_jax.text import bpe
+from tests.builders import published
 from tests.conversion import torch_files
-from tests.models import published
 from tests.reliability import damage, test_checkpoint_faults
 
 REMEDY = 'make it anew'

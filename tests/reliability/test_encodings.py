@@ -13,7 +13,7 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.commands import generate, train
 from cspd_jax.families import folder as folder_lib, prompt_kinds
-from tests.experiments import models
+from tests.builders import models
 from tests.families import tiny
 
 # The locale knows ASCII only, and whatever relies on it raises an error.

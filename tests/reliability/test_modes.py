@@ -13,7 +13,7 @@ from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import specification
 from cspd_jax.models import conditions, early_fusion
 from cspd_jax.testing import tabular as tables
-from tests.experiments import models
+from tests.builders import models
 from tests.marks import representative
 
 MODES = {

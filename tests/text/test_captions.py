@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from cspd_jax.text import bpe
-from tests.models import published
+from tests.builders import published
 
 for _package in ('ftfy', 'tokenizers'):  # They read words.
   pytest.importorskip(_package)

@@ -10,25 +10,19 @@ from cspd_jax.families import prompt_kinds
 from cspd_jax.metrics import clip
 from cspd_jax.models.conditions import renumbered
 from cspd_jax.text import bpe, captions
-from tests.families import (
-  glm_image_files,
-  janus_files,
-  language_model_files,
-  published_files,
-  test_nextstep_family,
-)
+from tests.builders import texts
 from tests.metrics import clip_files
 
 pytest.importorskip('tokenizers')
 # By the form: a file, and names of control tokens that the template does not look up.
 FILES = {
-    'lumina_mgpt': (published_files.chameleon_text, ['<eoss>', '<reserved08804>', 'IMGIMGBAZ']),
-    'anole': (published_files.chameleon_text, ['<pad>', '<reserved08799>', 'IMGIMGHZ']),
-    'lumina_mgpt_2': (published_files.lumina_mgpt_2_text, ['<|im_start|>', '<reserved08805>']),
-    'simplear': (lambda: language_model_files.text('simplear', 0), ['<|vtokens|>']),
-    'liquid': (lambda: language_model_files.text('liquid', 0), ['<eoi>', '<pad>']),
-    'janus_pro': (janus_files.tokenizer_file, ['<end_of_image>', '<｜end▁of▁sentence｜>']),
-    'nextstep': (test_nextstep_family.tokenizer_file, ['<|end_of_image|>', '[PAD]'])}
+    'lumina_mgpt': (texts.chameleon, ['<eoss>', '<reserved08804>', 'IMGIMGBAZ']),
+    'anole': (texts.chameleon, ['<pad>', '<reserved08799>', 'IMGIMGHZ']),
+    'lumina_mgpt_2': (texts.lumina_mgpt_2, ['<|im_start|>', '<reserved08805>']),
+    'simplear': (lambda: texts.of_language_model('simplear', 0), ['<|vtokens|>']),
+    'liquid': (lambda: texts.of_language_model('liquid', 0), ['<eoi>', '<pad>']),
+    'janus_pro': (texts.janus_pro, ['<end_of_image>', '<｜end▁of▁sentence｜>']),
+    'nextstep': (texts.nextstep, ['<|end_of_image|>', '[PAD]'])}
 
 
 def _unflagged(file, names=()):
@@ -77,7 +71,7 @@ def test_names_of_control_tokens_are_plain_text(form):
 @pytest.mark.parametrize('form', [*FILES, 't5', 'glm_image', 'clip'])
 def test_the_same_words_are_the_same_ids(form):
   """BPE with dropout, and Unigram models that sample, draw ids for training."""
-  file = {'t5': published_files.t5_text, 'glm_image': glm_image_files.tokenizer_file,
+  file = {'t5': texts.t5, 'glm_image': texts.glm_image,
           'clip': clip_files.tokenizer_file, **{name: make for name, (make, _) in FILES.items()}
           }[form]()
   content = json.loads(file)
@@ -91,14 +85,14 @@ def test_the_same_words_are_the_same_ids(form):
 
 
 def test_a_key_that_is_there_twice_is_named():
-  file = published_files.chameleon_text().replace(b'"model":', b'"model": {}, "model":', 1)
+  file = texts.chameleon().replace(b'"model":', b'"model": {}, "model":', 1)
   with pytest.raises(ValueError, match="tokenizer file cannot be read.*'model' is there twice"):
     bpe.Vocabulary(file)
 
 
 def test_tokens_of_images_are_plain_text_whatever_their_names():
   """Here 8803, the end of a row, has the name of a word."""
-  content = json.loads(published_files.chameleon_text())
+  content = json.loads(texts.chameleon())
   content['model']['vocab'].pop('<reserved08799>')
   file = json.dumps(content).replace('<reserved08799>', 'rowrow').encode()
   file = _unflagged(file, ['rowrow'])
@@ -111,7 +105,7 @@ def test_tokens_of_images_are_plain_text_whatever_their_names():
 
 def test_models_that_find_names_in_a_text_by_themselves():
   # Words as they stand in the vocabulary, before any merge.
-  file = published_files.chameleon_text()
+  file = texts.chameleon()
   content = json.loads(file)
   content['model'] |= dict(ignore_merges=True)
   text = bpe.read({'file': np.frombuffer(json.dumps(content).encode(), np.uint8)}, 'lumina_mgpt')
@@ -143,7 +137,7 @@ def test_models_that_find_names_in_a_text_by_themselves():
 
 
 def test_captions_of_t5_and_clip():
-  file = published_files.t5_text()
+  file = texts.t5()
   text = bpe.read({'file': np.frombuffer(_unflagged(file), np.uint8)}, 't5')
   end = text.ids['</s>']
   assert end not in text.encode('a </s> b</s>')

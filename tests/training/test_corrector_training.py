@@ -20,7 +20,7 @@ from cspd_jax.generation import memory
 from cspd_jax.models import eagle, llamagen, local
 from cspd_jax.training import corrector, corrector_loss, drafter, optimizer, windows
 from cspd_jax.training.optimizer import OptimizerConfig
-from tests.experiments import models as models_lib
+from tests.builders import models as models_lib
 from tests.training import test_drafter_training
 
 TARGET = llamagen.LlamaGenConfig(

@@ -60,36 +60,20 @@ def recipe(target):
 
 
 @pytest.mark.slow
-def test_a_drafter_is_trained_on_sampled_images_and_drafts(recipe, target, tmp_path):
-  model = cspd_jax.load(target)
-  drafter.check(recipe, model)
-  every = jnp.arange(CONFIG.num_tokens)
-  np.testing.assert_array_equal(model.teacher.forced(every), early_fusion.forced(CONFIG, every))
-  params, figures = drafter.train(recipe, model, tmp_path / 'run')
-  assert 0 < figures['overlap_1'] <= 1
-  store.save(tmp_path / 'eagle', 'eagle', DRAFTER, params)
-  model = cspd_jax.load(target, eagle=tmp_path / 'eagle')
-  condition = model.condition(['a cat', 'a dog'])
-  tokens = [jax.jit(model.decoder(spec))(
-      model.params, condition, jax.random.key(0), model.sampling(),
-      model.draft_params(model.specification(spec))).tokens
-            for spec in ('eagle(tree=chain(2))+match', 'vanilla')]
-  np.testing.assert_array_equal(*tokens)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize('drafter_config', [
     DRAFTER, medusa.MedusaConfig(num_heads=2, dim=16, vocab_size=CONFIG.num_image_tokens)])
 def test_a_drafter_learns_from_stored_images(drafter_config, recipe, target, tmp_path):
-  model = cspd_jax.load(target)
+  model, every = cspd_jax.load(target), jnp.arange(CONFIG.num_tokens)
+  np.testing.assert_array_equal(model.teacher.forced(every), early_fusion.forced(CONFIG, every))
   tokens, _ = drafter.images(recipe, model, 'train', tmp_path / 'sampled')
   np.savez(tmp_path / 'tokens.npz', tokens=tokens)
   recipe = dataclasses.replace(recipe, drafter=drafter_config)
   stored = dataclasses.replace(recipe, images=str(tmp_path / 'tokens.npz'))
   drafter.check(stored, model)
-  networks = [drafter.train(one, model, tmp_path / name)[0]
-              for name, one in (('sampled', recipe), ('stored', stored))]
-  jax.tree.map(np.testing.assert_array_equal, *networks)
+  (sampled, figures), (given, _) = (drafter.train(one, model, tmp_path / name)
+                                    for name, one in (('sampled', recipe), ('stored', stored)))
+  jax.tree.map(np.testing.assert_array_equal, sampled, given)
+  assert 0 < figures['overlap_1'] <= 1
   assert not (tmp_path / 'stored' / 'tokens_train').exists()
   with pytest.raises(ValueError, match='at least 5 images'):
     drafter.train(dataclasses.replace(stored, num_train_images=5), model, tmp_path / 'more')
@@ -147,6 +131,16 @@ def test_the_prompt_of_the_dropped_stream_is_read():
       (condition, keep), (turned, drop), (condition, drop), (turned, keep))
   np.testing.assert_allclose(kept[0], same[0], rtol=1e-6)
   assert abs(kept[0] - dropped[0]) > 1e-6 and abs(kept[1] - other[1]) > 1e-6
+
+
+@pytest.mark.parametrize('streams', [1, 2])
+def test_the_target_has_as_many_streams_as_prompts(streams):
+  """One, if it has no null condition."""
+  teacher = drafter.Teacher(
+      lambda params, condition, tokens, drop: (jnp.zeros((2, 9, 8)), jnp.zeros((2, 13, 16))), None)
+  condition = Prompt(np.zeros((2, streams, 5), int), np.ones((2, streams, 5), bool))
+  logits, features = drafter.target_outputs((), teacher, jnp.zeros((2, 9), int), condition)
+  assert len(logits) == len(features) == streams
 
 
 @pytest.mark.parametrize('changes, message', [

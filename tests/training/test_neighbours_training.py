@@ -11,7 +11,7 @@ from cspd_jax.models import neighbours as network
 from cspd_jax.models.neighbours import NeighboursConfig
 from cspd_jax.training import neighbours
 from cspd_jax.training.optimizer import OptimizerConfig
-from tests.measure import tiny
+from tests.builders import models
 
 CONFIG = NeighboursConfig(vocab_size=6, num_tokens=16, row_width=4, dim=8, hidden_dim=16)
 OPTIMIZER = OptimizerConfig(
@@ -63,7 +63,7 @@ def test_losses_that_are_not_finite(monkeypatch):
 
 
 def test_images_of_another_seed_have_one_behind_the_last():
-  model = tiny.model()
+  model = models.of_table()
   recipe = neighbours.NeighboursRecipe(
       neighbours.sizes(model), TRAIN, seed=2**32 - 1, num_measured_images=2)
   assert neighbours.tokens_per_pass(recipe, model, 'vanilla') == 1

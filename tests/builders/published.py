@@ -1,4 +1,4 @@
-"""Weights under published names, drawn anew from a seed.
+"""Weights under published names, drawn anew from a seed, and what was recorded with them.
 
 The recorded outputs in `tests/data` come from the official PyTorch modules with
 every weight redrawn like this: one `numpy.random.default_rng(seed)`; in sorted
@@ -10,9 +10,12 @@ the first)`. Nothing keeps its value from initialization.
 
 import pathlib
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import convert, rules
+from cspd_jax.files import matrices, weights as stored
 from cspd_jax.testing import check_target
 
 _DATA = pathlib.Path(__file__).parent.parent / 'data'
@@ -33,20 +36,36 @@ def weights(shapes, seed):
   return drawn
 
 
-def published_weights(family, config, seed):
-  """Such weights of a model under their published names."""
-  return weights(convert.published_shapes(rules.FAMILIES[family], config), seed)
+def tensors(family, config, seed=0):
+  """Such weights of a network under their published names."""
+  return weights(convert.published_shapes(rules.get(family), config), seed)
 
 
-def params(family, config, seed):
-  """Parameters of a model with such weights, through the real converter."""
-  return convert.convert(rules.FAMILIES[family], config, published_weights(family, config, seed))
+def params(family, config, seed=0):
+  """Parameters of a network with such weights, through the real converter."""
+  return convert.convert(rules.get(family), config, tensors(family, config, seed))
+
+
+def random_params(init, scale=0.3, dtype=np.float32, seed=0):
+  """Normal numbers times `scale` in place of all that `init(key)` draws."""
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(lambda leaf: jnp.asarray(rng.normal(0, scale, leaf.shape), dtype),
+                      jax.eval_shape(init, jax.random.key(0)))
 
 
 def recorded(name):
   """Recorded outputs by name."""
   with np.load(_DATA / f'{name}.npz') as stored:
     return dict(stored)
+
+
+def assert_same(params, others):
+  """Requires parameters of the same names, dtypes and bits."""
+  params, others = (stored.named(matrices.plain(one)) for one in (params, others))
+  assert params.keys() == others.keys()
+  for name, leaf in params.items():
+    assert leaf.dtype == others[name].dtype, name
+    np.testing.assert_array_equal(leaf, others[name], err_msg=name)
 
 
 def check(module, config, params, condition, guided=True):

@@ -1,17 +1,23 @@
-"""Tiny models with random weights, for programs."""
+"""Tiny models with random weights: folders for programs, and a table that is a model."""
 
 import functools
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax import families
 from cspd_jax.files import store
+from cspd_jax.generation.model import Model
+from cspd_jax.generation.parts import Conditions, Tokenizer
 from cspd_jax.models import kl_vae, llamagen, mar, vq
+from cspd_jax.testing import tabular
+from tests.builders import published
 
 NAMES = ['cat', 'dog', 'owl']
 
@@ -31,10 +37,7 @@ def copied(folder: pathlib.Path, make: Callable[..., object], *args) -> None:
 
 def save(folder: pathlib.Path, name: str, kind: str, config, scale: float = 0.5, **extra) -> None:
   """Saves a network with random weights."""
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-      lambda leaf: rng.normal(0, scale, leaf.shape).astype(np.float32),
-      jax.eval_shape(lambda: store.KINDS[kind].init(config, jax.random.key(0))))
+  params = published.random_params(functools.partial(store.KINDS[kind].init, config), scale)
   store.save(folder / name, kind, config, params, extra=extra)
 
 
@@ -85,3 +88,26 @@ def _mars(folder: pathlib.Path) -> None:
   parts = {'target': '../target', 'tokenizer': '../vae'}
   families.save(folder / 'model', 'mar', {**parts, 'draft': '../draft'}, {'guidance_scale': 2.0})
   families.save(folder / 'alone', 'mar', parts)
+
+
+# Pixels are one grey level per token, and features those of the first two tokens.
+TOKENIZER = Tokenizer(
+    None, np.float32(1.0),
+    decode=lambda params, tokens: jnp.broadcast_to(
+        params * tokens[:, None, :, None] / 2.0 - 0.5, (len(tokens), 1, tokens.shape[1], 3)),
+    features=lambda params, images: params * 2 * images[:, 0, :2, 0])
+
+
+def of_table(seed: int = 0, length: int = 4, tokenizer: Tokenizer | None = TOKENIZER) -> Model:
+  """Returns a random model with three classes and four tokens."""
+  table = tabular.tabular(jax.random.key(seed), vocab_size=4, length=length, num_classes=3)
+  return Model(
+      'tiny', 'tiny', None, table.params, (1, length), lambda guided: table.target, Conditions(
+          lambda prompts: jnp.asarray(prompts, jnp.int32), lambda prompts: list(map(str, prompts)),
+          [0, 1, 2]), tokenizer)
+
+
+def rows(results: Any) -> list:
+  """Returns the results of every image as nested lists."""
+  leaves = jax.tree.leaves(results)
+  return [[np.asarray(leaf[i]).tolist() for leaf in leaves] for i in range(len(leaves[0]))]
