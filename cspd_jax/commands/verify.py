@@ -1,0 +1,182 @@
+"""Checks a model on this device: is it right, are its decoders exact, how fast are they?
+
+  cspd-verify --model=checkpoints/c2i_xl_384
+  cspd-verify --model=emoji --minutes=3
+
+In this order, the cheap and the decisive first: the files; the image tokenizer, by pictures that
+come with the package; the passes of decoders against the training's; whether the model expects
+these pictures; whether decoders generate the images that they promise, in which distribution; and
+their time. Every check passed, failed, or was not compared, with what would compare it. Writes
+report.md, report.json and sheet.png, images of two decoders to look at. Exits with 1 if a check
+failed.
+"""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from cspd_jax import cli
+from cspd_jax.cli import groups, inputs
+from cspd_jax.core import compilations, fields, progress
+from cspd_jax.files import atomic
+from cspd_jax.files.run_folder import Report
+from cspd_jax.generation import stored_run
+from cspd_jax.generation.cascade import Cascade
+from cspd_jax.measure import tables
+from cspd_jax.measure.bench import Bench
+from cspd_jax.plots import grid
+from cspd_jax.verify import decoders, likelihood, network, pictures, stored
+from cspd_jax.verify.result import Result, skipped
+
+_SHEET, _TEXT = 'sheet.png', 'report.md'
+_LOOK = ('Look at sheet.png: the images of a column show the same prompt. Those of a seed-exact '
+         'decoder are the ones above, and no image has seams, rows that are shifted, or colours '
+         'that the prompt did not ask for.')
+_CHECKS = {'check': '{name}', 'result': '{verdict}', 'what was found': '{words}'}
+_SPEED = {'decoder': '`{decoder}`', 'guarantee': '{guarantee}', 'passes': '{passes:.1f}',
+          'ms per pass': '{ms_per_pass:.2f}', 's per image': '{seconds:.3f}',
+          'speed-up': '{speedup:.2f}x', 'compile s': '{compile_seconds:.1f}'}
+# Images for the decoders, each prompt twice, and for their time.
+_IMAGES, _TIMED = 16, 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The model, and how long it is checked.
+
+  Attributes:
+    loading: the model, and how it is loaded.
+    minutes: time of the whole command, about: checks that would begin later are not made.
+    prompt: prompts of the decoders' images, separated as for cspd-generate; may be repeated. None
+      uses the model's own.
+    output: folder of the results; None uses runs/verify/ and the name of the model.
+  """
+
+  loading: groups.LoadFlags = groups.LoadFlags()
+  minutes: float = 10.0
+  prompt: str | tuple[str, ...] | None = None
+  output: str | None = None
+
+  def __post_init__(self):
+    fields.check(self, minutes=fields.NOT_NEGATIVE)
+
+
+@dataclasses.dataclass
+class Verification:
+  """The checks of a command so far."""
+
+  end: float  # When no further check begins, by `time.monotonic`.
+  results: list[Result] = dataclasses.field(default_factory=list)
+
+  def run(self, name: str, check: Callable[[], Iterator[Result]]) -> None:
+    """Makes a check, in what is left of the time, and shows what it says."""
+    if time.monotonic() > self.end:
+      self._add(skipped(name, 'the time was over; give more --minutes'))
+      return
+    with compilations.told(lambda: f'checking: {name}', True):
+      for result in check():
+        self._add(result)
+
+  def _add(self, result: Result) -> None:
+    self.results.append(result)
+    progress.say(f'{result.verdict:12}  {result.name}: {result.words}')
+
+
+def stages(model: Any, prompts: list[Any]) -> list[tuple[str, Any, list[Any]]]:
+  """Returns the models that draw images in turn, with a name and their prompts."""
+  if not isinstance(model, Cascade):
+    return [('', model, prompts)]
+  codes = model.prior.generate(prompts, progress=False).tokens
+  return [('prior ', model.prior, prompts), ('', model.second, list(codes))]
+
+
+def _check_network(model: Any, seen: pictures.Pictures | None) -> Iterator[Result]:
+  if not model.engine.seed_exact:
+    return iter([skipped('windows', 'passes over continuous tokens have no window of drafts')])
+  prompt = (seen.right[:1] if seen and seen.right else list(model.prompts[:1]) or [''])
+  rng = np.random.default_rng(0)
+  tokens = rng.integers(0, model.target(False).vocab_size, (1, model.num_tokens))
+  return network.check(model, model.condition(prompt), tokens)
+
+
+def _usual_prompts(config: Config, model: Any) -> list[Any]:
+  prompts, _ = inputs.images(groups.Images(prompt=config.prompt), model, default=_IMAGES // 2)
+  count = _IMAGES // 2
+  return [prompts[i % len(prompts)] for i in range(count)] * 2
+
+
+@cli.command(Config, kept='nothing is kept')
+def main(config: Config) -> int:
+  folder = pathlib.Path(config.output or f'runs/verify/{inputs.run_name(config.loading.model)}')
+  report = Report(folder, [_SHEET, _TEXT], program='cspd-verify')
+  done = Verification(time.monotonic() + 60 * config.minutes)
+  done.run('files', lambda: stored.check(config.loading.model))
+  speeds: list[dict[str, Any]] = []
+  digests, described = {}, dict(model=config.loading.model)
+  if done.results[-1].verdict != 'failed':
+    model = inputs.model(config.loading)
+    digests = stored_run.weights(model)
+    described = dict(model=model.name, family=model.family, where=model.where)
+    _check_model(config, model, done, report, speeds)
+  failed = [result for result in done.results if result.verdict == 'failed']
+  verdict = _verdict(done.results)
+  rows = [dataclasses.asdict(result) for result in done.results]
+  atomic.write(report.path(_TEXT), _text(config, rows, speeds, verdict).encode())
+  report.write(settings=dataclasses.asdict(config), rows=rows, speed=speeds, verdict=verdict,
+               weights=digests, **described)
+  if speeds:
+    print(tables.text(_SPEED, speeds))
+  print(f'{verdict}\n{_LOOK if speeds else ""}\nThe report is in {folder}.')
+  return int(bool(failed))
+
+
+def _check_model(config: Config, model: Any, done: Verification, report: Report,
+                 speeds: list[dict[str, Any]]) -> None:
+  prompts = _usual_prompts(config, model)
+  drawing = model.second if isinstance(model, Cascade) else model
+  seen = None
+  if drawing.tokenizer is not None:
+    seen = pictures.of_model(drawing)
+    done.run('image tokenizer', lambda: pictures.check(drawing, seen))
+  for name, stage, of_stage in stages(model, prompts):
+    own = seen if stage is drawing else None
+    done.run(f'{name}network', functools.partial(_check_network, stage, own))
+    if own is not None and stage.engine.seed_exact and not isinstance(model, Cascade):
+      done.run('likelihood', functools.partial(likelihood.check, stage, own))
+    texts = decoders.chosen(stage)
+    bench = Bench(stage, of_stage, batch_size=_IMAGES)
+    done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))
+    if time.monotonic() < done.end:
+      speeds += decoders.speed(stage, bench, texts, _TIMED, max(done.end - time.monotonic(), 1))
+    if stage is drawing and stage.tokenizer is not None:
+      shown = {text: bench.sample(text).images(stage)[:_TIMED]
+               for text in [bench.baseline, *texts][:2]}
+      grid.save_rows(report.path(_SHEET), shown,
+                     captions=stage.conditions.titles(of_stage[:_TIMED]))
+
+
+def _verdict(results: list[Result]) -> str:
+  """Returns what the checks say together, in a sentence."""
+  count = {verdict: sum(result.verdict == verdict for result in results)
+           for verdict in ('passed', 'failed', 'not compared')}
+  first = next((result.name for result in results if result.verdict == 'failed'), None)
+  return (f'{count["passed"]} checks passed, {count["failed"]} failed, {count["not compared"]} '
+          'compared nothing' + (f'; the first that failed is: {first}.' if first else '.'))
+
+
+def _text(config: Config, rows: list[dict[str, Any]], speeds: list[dict[str, Any]], verdict: str
+          ) -> str:
+  parts = [f'# {config.loading.model}', verdict, tables.markdown(_CHECKS, rows)]
+  if speeds:
+    parts += [tables.markdown(_SPEED, speeds), f'![Images of two decoders]({_SHEET})', _LOOK]
+  return '\n\n'.join(parts) + '\n'
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,111 @@
+"""Whether decoders generate what they promise on this device, and how fast they are."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.generation.sampler import fitted
+from cspd_jax.measure import timing
+from cspd_jax.measure.bench import Bench
+from cspd_jax.metrics import likelihood
+from cspd_jax.verify.result import Result, judged, skipped
+
+# Windows that are tried, on a CPU and on an accelerator, which drafters of which are seed-exact.
+_WINDOWS = {True: 8, False: 64}
+_EXACT = ('corrected', 'corrected(corrector=local)', 'corrected(corrector=neighbours)', 'mc_sjd')
+_SEED_EXACT = ('corrected_seed_exact', 'corrected_seed_exact(corrector=local)',
+               'corrected_seed_exact(corrector=neighbours)', 'seed_exact')
+# Standard errors that a mean of an exact decoder may be from zero, and nats that hardly matter.
+_ERRORS, _NATS = 4.0, 0.005
+# Turns in which images are timed at most.
+_REPEATS = 3
+
+
+def chosen(model: Any) -> list[str]:
+  """Returns the model's default decoder, the best seed-exact one and the best exact one."""
+  texts = [str(model.specification())]
+  if model.engine.seed_exact:
+    window = min(_WINDOWS[model.device.platform == 'cpu'], model.num_tokens // 2)
+    for names in (_SEED_EXACT, _EXACT):
+      name = next(name for name in names if model.lacks(name) is None)
+      texts.append(str(model.specification(name, window=window)))
+  else:
+    texts += [name for name in ('exact_head',) if model.lacks(name) is None
+              and model.engine.unsupported(name, model.target(False)) is None]
+  return [text for text in dict.fromkeys(texts) if text != model.engine.baseline]
+
+
+def exact(model: Any, bench: Bench, texts: Sequence[str]) -> Iterator[Result]:
+  """Yields, per decoder, whether its images are the promised ones; `bench` has prompts twice."""
+  for text in [bench.baseline, *texts]:
+    sample = bench.sample(text)
+    decoded, count = sample.decoded, len(sample.decoded.valid)
+    if not np.all(decoded.valid):
+      yield judged(f'{text}: numbers', False, f'the model returned NaN or infinity for '
+                   f'{np.sum(~decoded.valid)} of {count} images')
+      continue
+    yield _rows(text, bench, decoded.tokens)
+    guarantee = bench.images(text).sampler.guarantee
+    if text != bench.baseline and guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
+      yield _seed_exact(text, bench, guarantee)
+    if not model.engine.seed_exact:
+      yield skipped(f'{text}: distribution', 'continuous tokens have no likelihood here; '
+                    'cspd-compare --paired compares images of the same seeds')
+    elif not guarantee.is_exact:
+      yield skipped(f'{text}: distribution', f'it is {guarantee}, and changes the distribution')
+    else:
+      yield _distribution(text, model, sample)
+
+
+def _rows(text: str, bench: Bench, tokens: np.ndarray) -> Result:
+  """Whether rows of a batch are independent: the same prompt gives different images."""
+  half = len(bench.prompts) // 2
+  same = [float(np.mean(tokens[i] == tokens[i + half])) for i in range(half)]
+  return judged(
+      f'{text}: rows', min(same) < 1,
+      f'of two images of a prompt {np.mean(same):.0%} of the tokens are equal',
+      equal_tokens=float(np.mean(same)))
+
+
+def _seed_exact(text: str, bench: Bench, guarantee: Guarantee) -> Result:
+  window = bench.check(text).drafter.tree.num_nodes + 1
+  other = f'{bench.baseline}(window={window})'
+  first, second = bench.sample(text).decoded, bench.sample(other).decoded
+  equal = np.all(first.tokens == second.tokens, axis=1)
+  log_probs = float(np.mean(first.log_probs == second.log_probs))
+  words = (f'{np.sum(equal)} of {len(equal)} images and {log_probs:.2%} of the log-probabilities '
+           f'are those of {other}, bit for bit')
+  if guarantee is not Guarantee.SEED_EXACT:
+    words += f'; on this device it is {guarantee}'
+  return judged(
+      f'{text}: same images', guarantee is not Guarantee.SEED_EXACT or (
+          np.all(equal) and log_probs == 1), words,
+      images=float(np.mean(equal)), log_probs=log_probs, guarantee=guarantee)
+
+
+def _distribution(text: str, model: Any, sample: Any) -> Result:
+  value = likelihood.NLL_EXCESS(sample, model)
+  allowed = max(_ERRORS * value.standard_error, _NATS)
+  return judged(
+      f'{text}: distribution', np.isfinite(value.mean) and abs(value.mean) <= allowed,
+      f'the negative log-likelihood of its tokens is {value.mean:+.4f} +- '
+      f'{value.standard_error:.4f} nats from the entropy of the model; 0 for an exact decoder',
+      nll_excess=value.mean, nll_excess_error=value.standard_error)
+
+
+def speed(model: Any, bench: Bench, texts: Sequence[str], count: int, budget: float
+          ) -> Iterator[dict[str, Any]]:
+  """Yields a row per decoder: passes, seconds and speed-up of `count` images, one at a time."""
+  images = {text: fitted(bench.images(text, batch_size=1, count=count))
+            for text in [bench.baseline, *texts]}
+  compared = timing.compare(images, repeats=_REPEATS, budget=budget)
+  first = compared[bench.baseline]
+  for text, result in compared.items():
+    passes, seconds = result.sample.decoded.rounds, result.seconds
+    yield dict(
+        decoder=text, guarantee=images[text].sampler.guarantee, passes=float(passes.mean()),
+        ms_per_pass=1e3 * float(seconds.sum() / passes.sum()), seconds=float(seconds.mean()),
+        speedup=float(first.seconds.mean() / seconds.mean()), noise=result.noise,
+        compile_seconds=result.compile_seconds)

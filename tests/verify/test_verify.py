@@ -1,0 +1,163 @@
+"""`cspd-verify`: a right model passes, and a wrong one fails at the check that is for it."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import cspd_jax
+from cspd_jax.commands import verify
+from cspd_jax.measure.bench import Bench
+from cspd_jax.models import early_fusion
+from cspd_jax.verify import decoders, likelihood, network, pictures, stored
+
+
+@pytest.fixture(scope='module')
+def emoji():
+  return cspd_jax.load('emoji', dtype='float32')
+
+
+@pytest.fixture(scope='module')
+def seen(emoji):
+  return pictures.of_model(emoji)
+
+
+def verdicts(results):
+  return {result.name: result.verdict for result in results}
+
+
+def wrong_rotation(model):
+  config = dataclasses.replace(model.config, rope_base=1e6)
+  return dataclasses.replace(model, config=config, programs={}, build_target=lambda guided: (
+      early_fusion.target(config, guided=guided)))
+
+
+def swapped_layers(model):
+  layers = dict(model.params['transformer'])
+  layers['layers_2'], layers['layers_3'] = layers['layers_3'], layers['layers_2']
+  return model.with_params({**model.params, 'transformer': layers})
+
+
+def swapped_conditions(model):
+  """Every second scene's prompt is read as the next one's, and the other way round."""
+  captions, encode = pictures.of_model(model).right, model.conditions.encode
+  other = dict(zip(captions, [captions[i ^ 1] for i in range(len(captions))], strict=True))
+  return dataclasses.replace(model, programs={}, conditions=model.conditions._replace(
+      encode=lambda prompts: encode([other[prompt] for prompt in prompts])))
+
+
+def other_tokenizer(model):
+  return cspd_jax.load('emoji', dtype='float32', tokenizer='demo/tokenizer')
+
+
+def swapped_code_table(model):
+  """Its rows, in encoder and decoder alike: other numbers for the same vectors."""
+  tokenizer = model.tokenizer
+  params = dict(tokenizer.params, codebook=jax.tree.map(
+      lambda table: jnp.asarray(table)[::-1], tokenizer.params['codebook']))
+  return dataclasses.replace(model, tokenizer=tokenizer._replace(params=params), programs={})
+
+
+def swapped_channels(model):
+  decode = model.tokenizer.decode
+  return dataclasses.replace(model, programs={}, tokenizer=model.tokenizer._replace(
+      decode=lambda params, tokens: decode(params, tokens)[..., ::-1]))
+
+
+# The first check that fails for each model.
+WRONG = {
+    'swapped channels': (swapped_channels, 'image tokenizer'),
+    'tokenizer of another checkpoint': (other_tokenizer, 'image tokenizer'),
+    'swapped code table': (swapped_code_table, 'order of tokens'),
+    'wrong rotation': (wrong_rotation, 'likelihood'),
+    'swapped layers': (swapped_layers, 'likelihood'),
+    'swapped conditions': (swapped_conditions, 'prompt')}
+
+
+def of_pictures(model, seen):
+  return {**verdicts(pictures.check(model, seen)), **verdicts(likelihood.check(model, seen))}
+
+
+def test_a_right_model_expects_pictures_that_survive_its_tokenizer(emoji, seen):
+  assert len(seen.right) == 8 and seen.are_usual
+  assert set(of_pictures(emoji, seen).values()) == {'passed'}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', WRONG)
+def test_wrong_weights_fail(emoji, seen, name):
+  make, fails = WRONG[name]
+  found = of_pictures(make(emoji), seen)
+  assert next(name for name, verdict in found.items() if verdict == 'failed') == fails, found
+
+
+def test_windows_and_the_pass_of_the_training(emoji):
+  tokens = np.random.default_rng(0).integers(0, 1117, (1, emoji.num_tokens))
+  check = lambda model: verdicts(network.check(model, model.condition(['a fox']), tokens))
+  assert check(emoji) == {'windows': 'passed', "the training's pass": 'passed'}
+  # A cached pass that turns positions otherwise than the training's.
+  other = wrong_rotation(emoji)
+  assert check(other) == {'windows': 'passed', "the training's pass": 'failed'}
+
+
+@pytest.fixture(scope='module')
+def bench(emoji):
+  return Bench(emoji, ['a fox', 'a bear', 'an owl', 'a frog'] * 8, batch_size=32)
+
+
+@pytest.mark.slow
+def test_decoders(emoji, bench):
+  texts = decoders.chosen(emoji)
+  assert texts[0] == str(emoji.specification()) and len(texts) == 3
+  found = list(decoders.exact(emoji, bench, texts))
+  assert {result.verdict for result in found} == {'passed'}, found
+
+
+@pytest.mark.slow
+def test_decoders_that_break_their_word(emoji, bench, monkeypatch):
+  """A verifier that prefers probable drafts, rows that share their noise, another seed's images."""
+  failed = lambda text: [result.name for result in decoders.exact(emoji, bench, [text])
+                         if result.verdict == 'failed']
+  biased = 'jacobi(coupling=maximal, window=8)+typical'
+  bench.sample(biased)
+  exact = bench.images('mc_sjd(window=8)')
+  with monkeypatch.context() as patch:
+    patch.setattr(bench, 'images', lambda text, **more: exact)
+    assert failed(biased) == [f'{biased}: distribution']
+  text = 'seed_exact(window=8)'
+  sample = bench.sample(text)
+  for change, check in ((lambda rows: np.roll(rows, 1, axis=0), 'same images'),
+                        (lambda rows: np.tile(rows[:4], (8, 1)), 'rows')):
+    changed = dataclasses.replace(sample, decoded=sample.decoded._replace(
+        tokens=change(sample.decoded.tokens)), _cache={})
+    with monkeypatch.context() as patch:
+      patch.setattr(bench, 'sample', lambda name, right=bench.sample: (
+          changed if name == text else right(name)))
+      assert f'{text}: {check}' in failed(text)
+
+
+def test_files(tmp_path, emoji):
+  found = list(stored.check('emoji'))
+  assert verdicts(found) == {'files': 'passed', 'sizes': 'not compared'}
+  assert len(found[0].numbers['digest']) == 8
+
+
+@pytest.mark.slow
+def test_the_command(tmp_path, capsys):
+  code = verify.main(['cspd-verify', '--model=demo', f'--output={tmp_path}/out', '--minutes=30'])
+  out, err = capsys.readouterr()
+  assert code == 0, out + err
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  assert {row['verdict'] for row in report['rows']} == {'passed', 'not compared'}
+  assert (tmp_path / 'out' / 'sheet.png').exists() and '0 failed' in out
+  assert 'checks passed' in (tmp_path / 'out' / 'report.md').read_text()
+
+
+def test_what_does_not_fit_into_the_time_is_named(tmp_path, capsys):
+  code = verify.main(['cspd-verify', '--model=emoji', f'--output={tmp_path}/out', '--minutes=0'])
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  assert code == 0 and all(row['verdict'] == 'not compared' for row in report['rows'])
+  assert 'the time was over; give more --minutes' in capsys.readouterr().err
