@@ -162,7 +162,8 @@ def _next_steps(output: str, allow_nonfinite: bool) -> list[str]:
   prompt = 'a lighthouse at dusk' if 'text' in parts else labels[0]
   command = flags.command_line('cspd-generate', model=folder_lib.name_of(output), prompt=prompt,
                                allow_nonfinite=allow_nonfinite)
-  return [f'Next: {command}']
+  verify = flags.command_line('cspd-verify', model=folder_lib.name_of(output))
+  return [f'Next: {command}', f'Is it right? {verify}']
 
 
 if __name__ == '__main__':

@@ -192,5 +192,6 @@ LISTS: dict[str, Callable[[], str]] = {
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
     'shipped': shipped, 'photographs': photographs, 'commands': commands,
     'layout': layout, 'models': zoo.models, 'levels': verified.levels, 'verified': verified.table,
+    'reports': verified.reports,
     'supported': supported.supported,
 } | sizes.LISTS | family_pages.LISTS

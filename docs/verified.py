@@ -7,15 +7,18 @@ a level disappears from them with its test.
 
 import ast
 import functools
+import json
 import pathlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from checkpoints_conversion import rules
+from cspd_jax.commands import verify
 from docs import sizes
 from experiments import golden
 
-TESTS = pathlib.Path(__file__).parents[1] / 'tests'
+ROOT = pathlib.Path(__file__).parents[1]
+TESTS = ROOT / 'tests'
 
 # Levels, each stronger than the one before it.
 LEVELS: dict[str, str] = {
@@ -117,3 +120,31 @@ def _to_compare() -> str:
               if config.preset in rules.FAMILIES[target].presets)
   return (f'; one command compares [{len(config.tokens)} tokens]'
           f'(families/{page}.md#do-the-weights-match) of {sizes.name(page)}')
+
+
+def reports() -> str:
+  """Returns what `cspd-verify` found, by the reports under docs/reports/verified, and what to run.
+
+  Raises:
+    ValueError: for a report that was changed since it was written.
+  """
+  rows = []
+  for path in sorted((ROOT / 'docs' / 'reports' / 'verified').glob('*.json')):
+    report = json.loads(path.read_text(encoding='utf-8'))
+    if report['signature'] != verify.signature(report):
+      raise ValueError(f'{path} is not as cspd-verify wrote it; run it again.')
+    count = [sum(row['verdict'] == verdict for row in report['rows'])
+             for verdict in ('passed', 'failed', 'not compared')]
+    baseline = report['speed'][0]
+    best = max(report['speed'], key=lambda row: row['speedup'])
+    rows.append({
+        'model': f'`{report["model"]}`', 'weights': report['rows'][0]['numbers']['digest'],
+        'device': report['where'], 'jax': report['versions']['jax'],
+        'passed, failed, not compared': ', '.join(map(str, count)),
+        'fastest decoder': f'`{best["decoder"]}`',
+        'passes': f'{best["passes"]:.0f} of {baseline["passes"]:.0f}',
+        's/image': f'{best["seconds"]:.2f}', 'speed-up': f'{best["speedup"]:.2f}x'})
+  rows += [{'model': f'[{sizes.name(page)}](families/{page}.md): '
+                     '`cspd-verify --model=FOLDER`', **dict.fromkeys(list(rows[0])[1:], '-')}
+           for page in sizes.FILES]
+  return sizes.markdown(rows)

@@ -20,7 +20,7 @@ ROWS = (
     {'cspd_jax.commands'},
     {'cspd_jax.cli'},
     {'cspd_jax'},  # What users import: the names that `cspd_jax/__init__.py` gathers.
-    {'cspd_jax.serve'},
+    {'cspd_jax.serve', 'cspd_jax.verify'},
     {'cspd_jax.measure', 'cspd_jax.training'},
     {'cspd_jax.metrics'},
     {'cspd_jax.families'},

@@ -13,10 +13,11 @@ failed.
 
 import dataclasses
 import functools
+import json
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -118,18 +119,19 @@ def main(config: Config) -> int:
   done = Verification(time.monotonic() + 60 * config.minutes)
   done.run('files', lambda: stored.check(config.loading.model))
   speeds: list[dict[str, Any]] = []
-  digests, described = {}, dict(model=config.loading.model)
+  said: dict[str, Any] = dict(model=config.loading.model)
   if done.results[-1].verdict != 'failed':
     model = inputs.model(config.loading)
-    digests = stored_run.weights(model)
-    described = dict(model=model.name, family=model.family, where=model.where)
+    said = dict(model=model.name, family=model.family, where=model.where,
+                weights=stored_run.weights(model))
     _check_model(config, model, done, report, speeds)
   failed = [result for result in done.results if result.verdict == 'failed']
   verdict = _verdict(done.results)
   rows = [dataclasses.asdict(result) for result in done.results]
   atomic.write(report.path(_TEXT), _text(config, rows, speeds, verdict).encode())
-  report.write(settings=dataclasses.asdict(config), rows=rows, speed=speeds, verdict=verdict,
-               weights=digests, **described)
+  said |= dict(speed=speeds, verdict=verdict)
+  report.write(settings=dataclasses.asdict(config), rows=rows,
+               signature=signature({**said, 'rows': rows}), **said)
   if speeds:
     print(tables.text(_SPEED, speeds))
   print(f'{verdict}\n{_LOOK if speeds else ""}\nThe report is in {folder}.')
@@ -159,6 +161,13 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
                for text in [bench.baseline, *texts][:2]}
       grid.save_rows(report.path(_SHEET), shown,
                      captions=stage.conditions.titles(of_stage[:_TIMED]))
+
+
+def signature(report: Mapping[str, Any]) -> str:
+  """Returns the digest of what a report says; a report that was changed has another."""
+  said = {name: report[name] for name in (
+      'model', 'family', 'where', 'rows', 'speed', 'verdict', 'weights') if name in report}
+  return stored_run.digest_of(json.dumps(atomic.plain(said), sort_keys=True))
 
 
 def _verdict(results: list[Result]) -> str:

@@ -101,11 +101,11 @@ def speed(model: Any, bench: Bench, texts: Sequence[str], count: int, budget: fl
   images = {text: fitted(bench.images(text, batch_size=1, count=count))
             for text in [bench.baseline, *texts]}
   compared = timing.compare(images, repeats=_REPEATS, budget=budget)
-  first = compared[bench.baseline]
+  times = {text: np.asarray(result.seconds) for text, result in compared.items()}
   for text, result in compared.items():
-    passes, seconds = result.sample.decoded.rounds, result.seconds
+    passes, seconds = result.sample.decoded.rounds, times[text]
     yield dict(
         decoder=text, guarantee=images[text].sampler.guarantee, passes=float(passes.mean()),
         ms_per_pass=1e3 * float(seconds.sum() / passes.sum()), seconds=float(seconds.mean()),
-        speedup=float(first.seconds.mean() / seconds.mean()), noise=result.noise,
+        speedup=float(times[bench.baseline].mean() / seconds.mean()), noise=result.noise,
         compile_seconds=result.compile_seconds)

@@ -29,10 +29,11 @@ def check(model: Any, pictures: Pictures) -> Iterator[Result]:
                 for name in names)
     return
   tokens = np.concatenate([model.tokens(picture[None]) for picture in pictures.pixels])
-  prompts = pictures.right or [model.prompts[0] if model.prompts else '']
-  conditions = [model.condition([prompt]) for prompt in (prompts * len(tokens))[:len(tokens)]]
-  target = model.target(False)
-  run = programs.jit(lambda *arguments: likelihood.likelihood(target, *arguments, SamplingParams()))
+  prompts = pictures.right or [model.prompts[0] if model.prompts else ''] * len(tokens)
+  conditions = [model.condition([prompt]) for prompt in prompts]
+  target, sampling = model.target(False), SamplingParams()
+  run = programs.jit(lambda params, condition, tokens: likelihood.likelihood(
+      target, params, condition, tokens, sampling))
 
   def nll(rows: np.ndarray, conditions: list[Any]) -> tuple[np.ndarray, np.ndarray]:
     results = [jax.device_get(run(model.params, condition, row[None]))

@@ -50,12 +50,11 @@ def of_model(model: Any) -> Pictures:
     captions = arrays['captions'].tolist()
     return Pictures(np.stack([resized(Image.fromarray(image)) for image in arrays['images']]),
                     captions, captions[1:] + captions[:1], True)
-  with cbook.get_sample_data('grace_hopper.jpg') as file:
-    photograph = Image.open(file)
-    photograph.load()
-  boxes = [np.array((left, top, left + side, top + side)) * photograph.width
-           for left, top, side in _PARTS]
-  pixels = np.stack([resized(photograph.crop(tuple(map(int, box)))) for box in boxes])
+  photograph = Image.open(cbook.get_sample_data('grace_hopper.jpg', asfileobj=False))
+  share = photograph.width
+  pixels = np.stack([
+      resized(photograph.crop((share * left, share * top, share * (left + side),
+                               share * (top + side)))) for left, top, side in _PARTS])
   labels = {str(prompt).split(',')[0]: prompt for prompt in prompts}
   if _LABEL in labels:
     right, wrong = labels[_LABEL], labels.get(_OTHER_LABEL, prompts[0])

@@ -121,7 +121,7 @@ def test_decoders_that_break_their_word(emoji, bench, monkeypatch):
   """A verifier that prefers probable drafts, rows that share their noise, another seed's images."""
   failed = lambda text: [result.name for result in decoders.exact(emoji, bench, [text])
                          if result.verdict == 'failed']
-  biased = 'jacobi(coupling=maximal, window=8)+typical'
+  biased = 'eagle(tree=chain(4))+lantern(delta=0.4)'
   bench.sample(biased)
   exact = bench.images('mc_sjd(window=8)')
   with monkeypatch.context() as patch:
