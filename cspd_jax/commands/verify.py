@@ -14,6 +14,7 @@ failed.
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import sys
 import time
@@ -127,7 +128,9 @@ def main(config: Config) -> int:
     _check_model(config, model, done, report, speeds)
   failed = [result for result in done.results if result.verdict == 'failed']
   verdict = _verdict(done.results)
-  rows = [dataclasses.asdict(result) for result in done.results]
+  rows = [{**dataclasses.asdict(result), 'numbers': {
+      name: None if isinstance(value, float) and not math.isfinite(value) else value
+      for name, value in result.numbers.items()}} for result in done.results]
   atomic.write(report.path(_TEXT), _text(config, rows, speeds, verdict).encode())
   said |= dict(speed=speeds, verdict=verdict)
   report.write(settings=dataclasses.asdict(config), rows=rows,
