@@ -99,7 +99,7 @@ def stages(model: Any, prompts: list[Any]) -> list[tuple[str, Any, list[Any]]]:
 
 
 def _check_network(model: Any, seen: pictures.Pictures | None) -> Iterator[Result]:
-  if not model.engine.seed_exact:
+  if not model.table.seed_exact:
     return iter([skipped('windows', 'passes over continuous tokens have no window of drafts')])
   prompt = (seen.right[:1] if seen and seen.right else list(model.prompts[:1]) or [''])
   rng = np.random.default_rng(0)
@@ -152,7 +152,7 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
   for name, stage, of_stage in stages(model, prompts):
     own = seen if stage is drawing else None
     done.run(f'{name}network', functools.partial(_check_network, stage, own))
-    if own is not None and stage.engine.seed_exact and not isinstance(model, Cascade):
+    if own is not None and stage.table.seed_exact and not isinstance(model, Cascade):
       done.run('likelihood', functools.partial(likelihood.check, stage, own))
     texts = decoders.chosen(stage)
     bench = Bench(stage, of_stage, batch_size=_IMAGES)

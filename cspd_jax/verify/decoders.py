@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from cspd_jax.core.guarantees import Guarantee
+from cspd_jax.generation import options
 from cspd_jax.generation.sampler import fitted
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
@@ -26,15 +27,15 @@ _REPEATS = 3
 def chosen(model: Any) -> list[str]:
   """Returns the model's default decoder, the best seed-exact one and the best exact one."""
   texts = [str(model.specification())]
-  if model.engine.seed_exact:
+  if model.table.seed_exact:
     window = min(_WINDOWS[model.device.platform == 'cpu'], model.num_tokens // 2)
     for names in (_SEED_EXACT, _EXACT):
-      name = next(name for name in names if model.lacks(name) is None)
+      name = next(name for name in names if options.lacks(model, name) is None)
       texts.append(str(model.specification(name, window=window)))
   else:
-    texts += [name for name in ('exact_head',) if model.lacks(name) is None
-              and model.engine.unsupported(name, model.target(False)) is None]
-  return [text for text in dict.fromkeys(texts) if text != model.engine.baseline]
+    texts += [name for name in ('exact_head',) if options.lacks(model, name) is None
+              and not model.table.refuses(name, model.target(False))]
+  return [text for text in dict.fromkeys(texts) if text != model.table.baseline]
 
 
 def exact(model: Any, bench: Bench, texts: Sequence[str]) -> Iterator[Result]:
@@ -50,7 +51,7 @@ def exact(model: Any, bench: Bench, texts: Sequence[str]) -> Iterator[Result]:
     guarantee = bench.images(text).sampler.guarantee
     if text != bench.baseline and guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
       yield _seed_exact(text, bench, guarantee)
-    if not model.engine.seed_exact:
+    if not model.table.seed_exact:
       yield skipped(f'{text}: distribution', 'continuous tokens have no likelihood here; '
                     'cspd-compare --paired compares images of the same seeds')
     elif not guarantee.is_exact:

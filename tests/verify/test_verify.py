@@ -10,6 +10,7 @@ import pytest
 
 import cspd_jax
 from cspd_jax.commands import verify
+from cspd_jax.generation.parts import Kept
 from cspd_jax.measure.bench import Bench
 from cspd_jax.models import early_fusion
 from cspd_jax.verify import decoders, likelihood, network, pictures, stored
@@ -31,7 +32,7 @@ def verdicts(results):
 
 def wrong_rotation(model):
   config = dataclasses.replace(model.config, rope_base=1e6)
-  return dataclasses.replace(model, config=config, programs={}, build_target=lambda guided: (
+  return dataclasses.replace(model, config=config, kept=Kept(), build_target=lambda guided: (
       early_fusion.target(config, guided=guided)))
 
 
@@ -45,7 +46,7 @@ def swapped_conditions(model):
   """Every second scene's prompt is read as the next one's, and the other way round."""
   captions, encode = pictures.of_model(model).right, model.conditions.encode
   other = dict(zip(captions, [captions[i ^ 1] for i in range(len(captions))], strict=True))
-  return dataclasses.replace(model, programs={}, conditions=model.conditions._replace(
+  return dataclasses.replace(model, kept=Kept(), conditions=model.conditions._replace(
       encode=lambda prompts: encode([other[prompt] for prompt in prompts])))
 
 
@@ -58,12 +59,12 @@ def swapped_code_table(model):
   tokenizer = model.tokenizer
   params = dict(tokenizer.params, codebook=jax.tree.map(
       lambda table: jnp.asarray(table)[::-1], tokenizer.params['codebook']))
-  return dataclasses.replace(model, tokenizer=tokenizer._replace(params=params), programs={})
+  return dataclasses.replace(model, kept=Kept(), tokenizer=tokenizer._replace(params=params))
 
 
 def swapped_channels(model):
   decode = model.tokenizer.decode
-  return dataclasses.replace(model, programs={}, tokenizer=model.tokenizer._replace(
+  return dataclasses.replace(model, kept=Kept(), tokenizer=model.tokenizer._replace(
       decode=lambda params, tokens: decode(params, tokens)[..., ::-1]))
 
 
