@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from cspd_jax import cli
+from cspd_jax import cli, sharding
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields, progress
 from cspd_jax.files import atomic
@@ -123,7 +123,7 @@ def main(config: Config) -> int:
   said: dict[str, Any] = dict(model=config.loading.model)
   if done.results[-1].verdict != 'failed':
     model = inputs.model(config.loading)
-    said = dict(model=model.name, family=model.family, where=model.where,
+    said = dict(model=model.name, family=model.family, where=sharding.in_words(model.devices),
                 weights=stored_run.weights(model))
     _check_model(config, model, done, report, speeds)
   failed = [result for result in done.results if result.verdict == 'failed']

@@ -28,7 +28,7 @@ def chosen(model: Any) -> list[str]:
   """Returns the model's default decoder, the best seed-exact one and the best exact one."""
   texts = [str(model.specification())]
   if model.table.seed_exact:
-    window = min(_WINDOWS[model.device.platform == 'cpu'], model.num_tokens // 2)
+    window = min(_WINDOWS[model.devices[0].platform == 'cpu'], model.num_tokens // 2)
     for names in (_SEED_EXACT, _EXACT):
       name = next(name for name in names if options.lacks(model, name) is None)
       texts.append(str(model.specification(name, window=window)))

@@ -9,6 +9,7 @@ from matplotlib import cbook
 from PIL import Image
 
 from cspd_jax.files import npz
+from cspd_jax.generation import pixels as pixels_lib
 from cspd_jax.metrics import requests
 from cspd_jax.verify.result import Result, judged, skipped
 
@@ -41,7 +42,7 @@ class Pictures(NamedTuple):
 
 def of_model(model: Any) -> Pictures:
   """Returns pictures in the size of a model: scenes if it draws scenes, else a photograph."""
-  height, width = model.image_size
+  height, width = pixels_lib.size(model)
   resized = lambda image: np.asarray(image.convert('RGB').resize(
       (width, height), Image.Resampling.LANCZOS), np.float32) / 127.5 - 1
   prompts = list(model.prompts)
