@@ -98,13 +98,12 @@ def stages(model: Any, prompts: list[Any]) -> list[tuple[str, Any, list[Any]]]:
   return [('prior ', model.prior, prompts), ('', model.second, list(codes))]
 
 
-def _check_network(model: Any, seen: pictures.Pictures | None) -> Iterator[Result]:
+def _check_network(model: Any, prompts: list[Any]) -> Iterator[Result]:
   if not model.table.seed_exact:
     return iter([skipped('windows', 'passes over continuous tokens have no window of drafts')])
-  prompt = (seen.right[:1] if seen and seen.right else list(model.prompts[:1]) or [''])
   rng = np.random.default_rng(0)
   tokens = rng.integers(0, model.target(False).vocab_size, (1, model.num_tokens))
-  return network.check(model, model.condition(prompt), tokens)
+  return network.check(model, model.condition(prompts[:1]), tokens)
 
 
 def _usual_prompts(config: Config, model: Any) -> list[Any]:
@@ -145,15 +144,12 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
                  speeds: list[dict[str, Any]]) -> None:
   prompts = _usual_prompts(config, model)
   drawing = model.second if isinstance(model, Cascade) else model
-  seen = None
-  if drawing.tokenizer is not None:
-    seen = pictures.of_model(drawing)
-    done.run('image tokenizer', lambda: pictures.check(drawing, seen))
+  seen = pictures.of_model(drawing)
+  done.run('image tokenizer', lambda: pictures.check(drawing, seen))
   for name, stage, of_stage in stages(model, prompts):
-    own = seen if stage is drawing else None
-    done.run(f'{name}network', functools.partial(_check_network, stage, own))
-    if own is not None and stage.table.seed_exact and not isinstance(model, Cascade):
-      done.run('likelihood', functools.partial(likelihood.check, stage, own))
+    done.run(f'{name}network', functools.partial(_check_network, stage, of_stage))
+    if not isinstance(model, Cascade):  # Whose pictures have no codes of a prior.
+      done.run('likelihood', functools.partial(likelihood.check, stage, seen))
     texts = decoders.chosen(stage)
     bench = Bench(stage, of_stage, batch_size=_IMAGES)
     done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))

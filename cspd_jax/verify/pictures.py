@@ -40,8 +40,13 @@ class Pictures(NamedTuple):
   are_usual: bool
 
 
-def of_model(model: Any) -> Pictures:
-  """Returns pictures in the size of a model: scenes if it draws scenes, else a photograph."""
+def of_model(model: Any) -> Pictures | None:
+  """Returns pictures in the size of a model: scenes if it draws scenes, else a photograph.
+
+  None for a model that cannot encode pictures as discrete tokens.
+  """
+  if model.tokenizer is None or model.tokenizer.encode is None:
+    return None
   height, width = pixels_lib.size(model)
   resized = lambda image: np.asarray(image.convert('RGB').resize(
       (width, height), Image.Resampling.LANCZOS), np.float32) / 127.5 - 1
@@ -74,9 +79,9 @@ def _reads(model: Any, sentence: str) -> bool:
   return True
 
 
-def check(model: Any, pictures: Pictures) -> Iterator[Result]:
+def check(model: Any, pictures: Pictures | None) -> Iterator[Result]:
   """Yields whether pictures survive the image tokenizer."""
-  if model.tokenizer is None or model.tokenizer.encode is None:
+  if pictures is None:
     yield skipped('image tokenizer', 'the model has none with an encoder of discrete tokens')
     return
   tokens = np.concatenate([model.tokens(picture[None]) for picture in pictures.pixels])

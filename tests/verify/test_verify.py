@@ -161,4 +161,4 @@ def test_what_does_not_fit_into_the_time_is_named(tmp_path, capsys):
   code = verify.main(['cspd-verify', '--model=emoji', f'--output={tmp_path}/out', '--minutes=0'])
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   assert code == 0 and all(row['verdict'] == 'not compared' for row in report['rows'])
-  assert 'the time was over; give more --minutes' in capsys.readouterr().err
+  assert 'the time was over; give more --minutes' in capsys.readouterr().out
