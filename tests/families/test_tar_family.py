@@ -78,7 +78,8 @@ def test_a_comparison_has_the_passes_of_both_models(folder, tmp_path, capsys):
 @pytest.mark.slow
 def test_seed_exact_stages_draw_the_images_of_vanilla(model):
   expected = model.generate(PROMPTS, seed=7, decoder='vanilla(window=4)')
-  for decoder in (SPEC, f'{SPEC} | eagle+match', 'eagle+match | vanilla'):
+  chain = 'eagle(tree=chain(3))+match'
+  for decoder in (SPEC, f'{SPEC} | {chain}', f'{chain} | {SPEC}'):
     out = model.generate(PROMPTS, seed=7, decoder=decoder)
     assert out.guarantee == 'seed-exact'
     np.testing.assert_array_equal(out.prior.tokens, expected.prior.tokens)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -162,3 +163,13 @@ def test_what_does_not_fit_into_the_time_is_named(tmp_path, capsys):
   report = json.loads((tmp_path / 'out' / 'report.json').read_text())
   assert code == 0 and all(row['verdict'] == 'not compared' for row in report['rows'])
   assert 'the time was over; give more --minutes' in capsys.readouterr().out
+
+
+def test_a_report_that_was_changed_does_not_match():
+  reports = sorted((pathlib.Path(__file__).parents[2] / 'docs/reports/verified').glob('*.json'))
+  assert len(reports) >= 4
+  for path in reports:
+    report = json.loads(path.read_text())
+    assert verify.signature(report) == report['signature']
+    report['speed'][-1]['seconds'] /= 2
+    assert verify.signature(report) != report['signature']
