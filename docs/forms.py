@@ -297,21 +297,21 @@ def rounding(_: pathlib.Path) -> str:
   cells: dict[tuple, list[dict]] = {}
   for name, (model, _, count, *_) in kept.ROUNDING.items():
     for row in kept.rows(name):
-      cell = (model, row['dtype'], count, row['batch_size'],
-              row['decoder'].partition('(')[0])
+      cell = ('AVX-512' if 'avx512' in name else 'AVX2', model, row['dtype'], count,
+              row['batch_size'], row['decoder'].partition('(')[0])
       cells.setdefault(cell, []).append(row)
   rows = []
-  for (model, dtype, count, batch_size, decoder), found in cells.items():
+  for (cpu, model, dtype, count, batch_size, decoder), found in cells.items():
     shares = [row['images'] for row in found]
     most = {name: max(row[name] for row in found)
             for name in ('images_in_window', 'log_probs_in_window')}
     rows.append(dict(
-        most, model=model, dtype=dtype, count=count, batch_size=batch_size, decoder=decoder,
-        windows=', '.join(str(row['window']) for row in found),
+        most, cpu=cpu, model=model, dtype=dtype, count=count, batch_size=batch_size,
+        decoder=decoder, windows=', '.join(str(row['window']) for row in found),
         images=f'{min(shares):.0%}' + (f' to {max(shares):.0%}' if len(set(shares)) > 1 else '')))
   return tables.markdown(
-      {'model': '{model}', 'dtype': '{dtype}', 'images': '{count}, {batch_size} at once',
-       'decoder': '`{decoder}`', 'windows': '{windows}',
+      {'CPU': '{cpu}', 'model': '{model}', 'dtype': '{dtype}',
+       'images': '{count}, {batch_size} at once', 'decoder': '`{decoder}`', 'windows': '{windows}',
        'images not those of `vanilla`': '{images}',
        'not those of `vanilla(window=N)`, at most': '{images_in_window:.0%}',
        'log-probabilities not its, at most': '{log_probs_in_window:.2%}'}, rows)

@@ -28,13 +28,19 @@ def _compiled(model: str, measured: str) -> str:
           f'--accepted=docs/reports/continuous_windows.json --accepted_model={measured}')
 
 
-# The reports on seed-exact decoders: the model, dtype, images, images at once, and windows.
+# The reports on seed-exact decoders: the model, dtype, images, images at once, and windows. Those
+# whose name has `avx512` are of a CPU with AVX-512, the others of one with AVX2.
 ROUNDING = {
     f'rounding_{model}_{name}': (model, *options) for model in ('emoji', 'demo')
     for name, options in {
         'float32': ('float32', 4, 4, (4, 7, 8, 12, 16, 20, 32, 64)),
         '16': ('float32', 16, 16, (8,)), 'bfloat16': ('bfloat16', 4, 4, (7, 8, 16, 20)),
-        'bfloat16_8': ('bfloat16', 12, 1, (8,))
+        'bfloat16_8': ('bfloat16', 12, 1, (8,)),
+        'avx512': ('bfloat16', 8, 4, (4, 7, 8, 12, 16, 20, 32, 64)) if model == 'emoji' else (
+            'bfloat16', 4, 4, (7, 8, 16, 20)),
+        'avx512_8': ('bfloat16', 32 if model == 'emoji' else 16, 1, (4, 8)),
+        'avx512_float32': ('float32', 4, 4, (4, 8, 16)),
+        **({'avx512_16': ('bfloat16', 32, 16, (8,))} if model == 'emoji' else {}),
     }.items()}
 
 
