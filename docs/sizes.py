@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from checkpoints_conversion import rules
 from cspd_jax import families
+from cspd_jax.core import matrices
 from cspd_jax.families.folder import with_cache_dtype
-from cspd_jax.files import matrices, store, weights
+from cspd_jax.files import store, weights
 from cspd_jax.generation import memory as memory_lib
 from cspd_jax.measure import tables
 from cspd_jax.models import vq

@@ -31,8 +31,7 @@ import numpy as np
 
 import cspd_jax
 from cspd_jax import cli
-from cspd_jax.core import fields, programs
-from cspd_jax.files import matrices
+from cspd_jax.core import fields, matrices, programs
 from cspd_jax.files.run_folder import Report
 from cspd_jax.measure import timing
 from cspd_jax.measure.tables import Table

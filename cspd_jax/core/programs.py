@@ -4,7 +4,7 @@ Everything that multiplies matrices is compiled by `jit`, because XLA's own choi
 neither the fastest nor, in every version, right: it lets a library (YNNPACK) compute products
 together with the reductions after them, and in jaxlib 0.10 the sum over the leading axis of such a
 fusion is wrong for many rows (issue 39103 of jax-ml/jax). `jit` leaves single products to that
-library, which is fastest for a `files.matrices.OutputMajor`, and everything else to XLA. Programs
+library, which is fastest for a `core.matrices.OutputMajor`, and everything else to XLA. Programs
 that decode compute sums in one go (`short_sums`): XLA's way, a tree of partial sums, is the more
 accurate one for millions of terms only.
 

@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import safetensors
 
-from cspd_jax.core import naming
+from cspd_jax.core import matrices, naming
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.files import atomic, matrices, output, paths, placement, reading, weights
+from cspd_jax.files import atomic, output, paths, placement, reading, weights
 
 FILE, _FORMAT = 'model.json', 1
 _REMEDY = 'copy or convert the model again'

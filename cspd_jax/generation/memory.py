@@ -15,12 +15,11 @@ import numpy as np
 
 from cspd_jax import sharding
 from cspd_jax.continuous import base as continuous
-from cspd_jax.core import random as random_lib
+from cspd_jax.core import matrices, random as random_lib
 from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding import continuous_batching
 from cspd_jax.decoding.base import Condition, Params, Target
-from cspd_jax.files import matrices
 
 # The part of the free memory that a batch size is chosen for. Compiled programs need up to a
 # quarter more than the estimate.

@@ -23,14 +23,13 @@ import jax
 import numpy as np
 
 from cspd_jax import sharding
-from cspd_jax.core import guesses, programs, progress as progress_lib
+from cspd_jax.core import guesses, matrices, programs, progress as progress_lib
 from cspd_jax.core.batches import Progress
 from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.table import Table
 from cspd_jax.core.tracing import usual_promotion
-from cspd_jax.files import matrices
 from cspd_jax.generation import (
   decode,
   given_rows,
@@ -381,7 +380,7 @@ class Model:
     For training: sample from the parameters of every step. The drafts stay as they are; exact
     decoders sample the new parameters' distribution all the same, in more rounds the further the
     drafts are from it. Another structure, shape or dtype than in `Model.params` raises ValueError,
-    but for arrays in place of matrices in a form of `files.matrices`, which are copied into it.
+    but for arrays in place of matrices in a form of `core.matrices`, which are copied into it.
     """
     parts.check_like(params, self)
     # What is compiled depends on shapes only.

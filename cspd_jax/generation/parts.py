@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.core import contracts
+from cspd_jax.core import contracts, matrices
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.files import matrices
 from cspd_jax.generation.same_rounding import SameRounding
 from cspd_jax.models.ends import Ends
 

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import batches
+from cspd_jax.core import batches, matrices
 from cspd_jax.decoding import specification as specification_lib
-from cspd_jax.files import atomic, matrices, run_folder
+from cspd_jax.files import atomic, run_folder
 from cspd_jax.generation import cascade, decode as decode_lib, options
 from cspd_jax.generation.images import Images
 

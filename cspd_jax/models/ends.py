@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from cspd_jax.continuous import base
-from cspd_jax.files import matrices
+from cspd_jax.core import matrices
 from cspd_jax.models import diffusion_head, fused_head
 from cspd_jax.models.layers import Linear
 from cspd_jax.models.transformer import Transformer, TransformerConfig

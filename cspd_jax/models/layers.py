@@ -7,7 +7,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.files import matrices
+from cspd_jax.core import matrices
 
 XAVIER = nn.initializers.xavier_uniform()
 # By the names in configs; 'gelu_tanh' approximates 'gelu' by tanh.

@@ -13,8 +13,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import fields
-from cspd_jax.files import matrices
+from cspd_jax.core import fields, matrices
 from cspd_jax.models.ends import Ends
 from cspd_jax.models.layers import Linear
 

@@ -17,10 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import contracts, fields
+from cspd_jax.core import contracts, fields, matrices
 from cspd_jax.decoding.base import DecodeContext, RoundResult
 from cspd_jax.decoding.drafters.correctors import Corrector, distributions
-from cspd_jax.files import matrices
 from cspd_jax.models.layers import Linear
 
 Params = Any

@@ -24,8 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from cspd_jax.core import fields
-from cspd_jax.files import matrices
+from cspd_jax.core import fields, matrices
 from cspd_jax.models import attention
 from cspd_jax.models.layers import ACTIVATIONS, HeadNorm, RMSNorm
 
@@ -54,11 +53,11 @@ ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 # way: the cost is low, and the last bits of their sums do not change.
 _LARGE_MATRIX = 2**18
 
-# The matrices of the layers and their numbers of input axes; see `files.matrices`.
+# The matrices of the layers and their numbers of input axes; see `core.matrices`.
 MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
 
 # The matrices of the layers and of output heads that every round multiplies, and their numbers of
-# input axes; see `files.matrices.OutputMajor`.
+# input axes; see `core.matrices.OutputMajor`.
 PRODUCTS = {r'(.*/)?layers?(_\d+)?/(query|key|value|gate|up|down)': 1,
             r'(.*/)?layers?(_\d+)?/out': 2, r'(.*/)?output': 1, 'head/(hidden/)?kernel': 1}
 
@@ -330,7 +329,7 @@ class Block(nn.Module):
     return RMSNorm(self.config.norm_eps, name=name)(x)
 
   def _kernel(self, name, inputs, outputs):
-    """Returns a parameter `[*inputs, *outputs]`, which may have a form of `files.matrices`."""
+    """Returns a parameter `[*inputs, *outputs]`, which may have a form of `core.matrices`."""
     axes = range(len(inputs) + len(outputs))
     init = nn.initializers.normal(0.02)
     if self.scaled_init:

@@ -20,12 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
-from cspd_jax.core import batches
+from cspd_jax.core import batches, matrices
 from cspd_jax.core.random import row_keys
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.files import atomic, matrices, npz, run_folder
+from cspd_jax.files import atomic, npz, run_folder
 from cspd_jax.generation import memory, stored_run
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import programs, random
+from cspd_jax.core import matrices, programs, random
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.tree import Tree
 from cspd_jax.families import FAMILIES
-from cspd_jax.files import matrices, weights
+from cspd_jax.files import weights
 from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
 from experiments.costs import devices, hlo, predicted, rounds

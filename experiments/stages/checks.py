@@ -8,9 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous.chains import draft_loop
-from cspd_jax.core import programs, spec
+from cspd_jax.core import matrices, programs, spec
 from cspd_jax.decoding import specification
-from cspd_jax.files import matrices
 from cspd_jax.models import attention, fused_head
 from experiments import exactness
 from experiments.stages.piece import Piece

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import convert, rules
-from cspd_jax.files import matrices, weights as stored
+from cspd_jax.core import matrices
+from cspd_jax.files import weights as stored
 from cspd_jax.testing import check_target
 
 _DATA = pathlib.Path(__file__).parent.parent / 'data'

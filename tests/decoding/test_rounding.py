@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cspd_jax.core import programs, row_tiles
+from cspd_jax.core import matrices, programs, row_tiles
 from cspd_jax.decoding import rounding
-from cspd_jax.files import matrices, store
+from cspd_jax.files import store
 from cspd_jax.models import llamagen
 from tests.builders import published
 from tests.decoding import test_windows

@@ -33,7 +33,7 @@ def test_whole_programs_are_timed(capsys, tmp_path):
 
 @pytest.mark.slow
 def test_models_are_stored_the_fastest_way(capsys, tmp_path):
-  """The rule of `files.matrices`: with the rows of a window, twice what XLA chooses, or nearly."""
+  """The rule of `core.matrices`: with the rows of a window, twice what XLA chooses, or nearly."""
   result = calls.call(products.main, capsys, tmp_path / 'out', '--sizes=1280x3456', '--rows=8,16',
                       '--programs=')
   report = json.loads((result.folder / 'report.json').read_text())

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax.core import matrices
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.drafters.correctors import from_network
-from cspd_jax.files import matrices
 from cspd_jax.metrics import likelihood
 from cspd_jax.models import decoder_only, early_fusion, transformer
 

@@ -11,9 +11,9 @@ from jax.sharding import PartitionSpec
 
 import cspd_jax
 from cspd_jax import sharding
-from cspd_jax.core import programs, random
+from cspd_jax.core import matrices, programs, random
 from cspd_jax.decoding import warp
-from cspd_jax.files import matrices, store
+from cspd_jax.files import store
 from cspd_jax.generation import memory, stored_run
 from cspd_jax.models import llamagen
 from tests.builders import published
