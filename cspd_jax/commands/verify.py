@@ -107,8 +107,8 @@ def _check_network(model: Any, prompts: list[Any]) -> Iterator[Result]:
 
 
 def _usual_prompts(config: Config, model: Any) -> list[Any]:
-  prompts, _ = inputs.images(groups.Images(prompt=config.prompt), model, default=_IMAGES // 2)
   count = _IMAGES // 2
+  prompts, _ = inputs.images(groups.Images(prompt=config.prompt), model, default=count)
   return [prompts[i % len(prompts)] for i in range(count)] * 2
 
 
@@ -153,8 +153,9 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
     texts = decoders.chosen(stage)
     bench = Bench(stage, of_stage, batch_size=_IMAGES)
     done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))
-    if time.monotonic() < done.end:
-      speeds += decoders.speed(stage, bench, texts, _TIMED, max(done.end - time.monotonic(), 1))
+    if time.monotonic() > done.end:
+      continue
+    speeds += decoders.speed(stage, bench, texts, _TIMED, max(done.end - time.monotonic(), 1))
     if stage is drawing and stage.tokenizer is not None:
       shown = {text: bench.sample(text).images(stage)[:_TIMED]
                for text in [bench.baseline, *texts][:2]}
