@@ -163,7 +163,7 @@ def _next_steps(output: str, allow_nonfinite: bool) -> list[str]:
   command = flags.command_line('cspd-generate', model=folder_lib.name_of(output), prompt=prompt,
                                allow_nonfinite=allow_nonfinite)
   verify = flags.command_line('cspd-verify', model=folder_lib.name_of(output))
-  return [f'Next: {command}', f'Is it right? {verify}']
+  return [f'Is it right? {verify}', f'Next: {command}']
 
 
 if __name__ == '__main__':

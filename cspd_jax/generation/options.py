@@ -55,9 +55,12 @@ def lacks(model: Any, specification: str | Spec) -> str | None:
     return None
   name, entry = parse(specification).parts[0].name, model.table.entry(specification)
   others = [key for key in entry.networks if key in model.drafts]
-  own = f'{name}({next(iter(entry.parameters))}={others[0]})' if others else ''
-  return (f'drafts with {model.table.networks[required]}; model {model.name!r} has none: '
-          + (f'use {own}, with a network that it has, or ' if own else '')
+  own = ''
+  if others:  # The first of all is the decoder's default.
+    is_default = others[0] == next(iter(entry.networks))
+    own = name if is_default else f'{name}({next(iter(entry.parameters))}={others[0]})'
+    own = f'use {own}, with a network that it has, or '
+  return (f'drafts with {model.table.networks[required]}; model {model.name!r} has none: {own}'
           + model.remedy(required))
 
 
