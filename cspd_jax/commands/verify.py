@@ -119,11 +119,11 @@ def main(config: Config) -> int:
   done = Verification(time.monotonic() + 60 * config.minutes)
   done.run('files', lambda: stored.check(config.loading.model))
   speeds: list[dict[str, Any]] = []
-  said: dict[str, Any] = dict(model=config.loading.model)
+  content: dict[str, Any] = dict(model=config.loading.model)
   if done.results[-1].verdict != 'failed':
     model = inputs.model(config.loading)
-    said = dict(model=model.name, family=model.family, where=sharding.in_words(model.devices),
-                weights=stored_run.weights(model))
+    content = dict(model=model.name, family=model.family, where=sharding.in_words(model.devices),
+                   weights=stored_run.weights(model))
     _check_model(config, model, done, report, speeds)
   failed = [result for result in done.results if result.verdict == 'failed']
   verdict = _verdict(done.results)
@@ -131,9 +131,9 @@ def main(config: Config) -> int:
       name: None if isinstance(value, float) and not math.isfinite(value) else value
       for name, value in result.numbers.items()}} for result in done.results]
   atomic.write(report.path(_TEXT), _text(config, rows, speeds, verdict).encode())
-  said |= dict(speed=speeds, verdict=verdict)
+  content |= dict(speed=speeds, verdict=verdict)
   report.write(settings=dataclasses.asdict(config), rows=rows,
-               signature=signature({**said, 'rows': rows}), **said)
+               signature=signature({**content, 'rows': rows}), **content)
   if speeds:
     print(tables.text(_SPEED, speeds))
   print(f'{verdict}\n{_LOOK if speeds else ""}\nThe report is in {folder}.')
@@ -155,7 +155,7 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
     done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))
     if time.monotonic() > done.end:
       continue
-    speeds += decoders.speed(stage, bench, texts, _TIMED, max(done.end - time.monotonic(), 1))
+    speeds += decoders.speed(bench, texts, _TIMED, max(done.end - time.monotonic(), 1))
     if stage is drawing and stage.tokenizer is not None:
       shown = {text: bench.sample(text).images(stage)[:_TIMED]
                for text in [bench.baseline, *texts][:2]}

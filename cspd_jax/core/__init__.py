@@ -1,1 +1,1 @@
-"""What `decoding`, `continuous` and everything above them share."""
+"""Shared by `decoding`, `continuous` and everything above them."""

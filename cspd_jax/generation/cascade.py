@@ -230,7 +230,7 @@ class CascadeSampler:
     return self.first.params, self.second.params
 
   def estimate(self, images: 'CascadeImages') -> memory.Estimate:
-    """memory.Estimates the memory that decoding needs after the prior."""
+    """Estimates the memory that decoding needs after the prior."""
     return self.second.estimate(images.second)
 
   def fitting(self, images: 'CascadeImages', argument: str | None) -> int:

@@ -1,4 +1,4 @@
-"""What a call chooses: a decoder with its parameters, and sampling options.
+"""The decoder, its parameters and the sampling options that a call chooses.
 
 The decoders of a model follow from the type of its target.
 """

@@ -134,7 +134,7 @@ def load_it(network: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Kept:
-  """What calls of a model leave for later ones, also of copies that share its programs.
+  """What a model keeps between calls; copies that share its programs share it.
 
   Attributes:
     programs: compiled programs, the newest last; see `core.programs.get_or_build`. Their names, as

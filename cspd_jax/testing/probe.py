@@ -109,9 +109,14 @@ def make(target: Target, params: Params, condition: Condition, key: jax.Array) -
     forced = target.forced(jnp.broadcast_to(jnp.arange(length), tokens.shape))
     tokens = jnp.where(forced < 0, tokens, forced)
   logits = jax.eval_shape(lambda: target.prefill(params, condition, 1))[0]
-  dtypes = [jnp.result_type(leaf) for leaf in (*jax.tree.leaves(params), logits)]
+  return Probe(target, params, condition, np.asarray(tokens), tolerance((params, logits)), start)
+
+
+def tolerance(arrays: Any) -> float:
+  """Returns the total variation that rounding may cause in what is computed from these arrays."""
+  dtypes = map(jnp.result_type, jax.tree.leaves(arrays))
   bits = [max(16, jnp.finfo(dtype).bits) for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)]
-  return Probe(target, params, condition, np.asarray(tokens), _TOLERANCE[min(bits)], start)
+  return _TOLERANCE[min(bits)]
 
 
 def distance(first: np.ndarray, second: np.ndarray) -> np.ndarray:

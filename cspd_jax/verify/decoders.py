@@ -7,7 +7,7 @@ import numpy as np
 
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.generation import options
-from cspd_jax.generation.sampler import fitted
+from cspd_jax.generation.images import fitted
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import likelihood
@@ -96,7 +96,7 @@ def _distribution(text: str, model: Any, sample: Any) -> Result:
       nll_excess=value.mean, nll_excess_error=value.standard_error)
 
 
-def speed(model: Any, bench: Bench, texts: Sequence[str], count: int, budget: float
+def speed(bench: Bench, texts: Sequence[str], count: int, budget: float
           ) -> Iterator[dict[str, Any]]:
   """Yields a row per decoder: passes, seconds and speed-up of `count` images, one at a time."""
   images = {text: fitted(bench.images(text, batch_size=1, count=count))

@@ -10,7 +10,7 @@ import numpy as np
 from cspd_jax.core import programs
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.metrics import base, likelihood
-from cspd_jax.verify.pictures import Pictures
+from cspd_jax.verify.pictures import Pictures, encoded
 from cspd_jax.verify.result import Result, judged, skipped
 
 # Of the pictures, how many must be more probable than the same tokens in another order.
@@ -28,7 +28,7 @@ def check(model: Any, pictures: Pictures | None) -> Iterator[Result]:
     yield from (skipped(name, 'the model has no image tokenizer with an encoder of discrete tokens')
                 for name in names)
     return
-  tokens = np.concatenate([model.tokens(picture[None]) for picture in pictures.pixels])
+  tokens = encoded(model, pictures)
   prompts = pictures.right or [model.prompts[0] if model.prompts else ''] * len(tokens)
   conditions = [model.condition([prompt]) for prompt in prompts]
   target, sampling = model.target(False), SamplingParams()

@@ -9,10 +9,9 @@ import numpy as np
 
 from cspd_jax.core import programs
 from cspd_jax.decoding.tree import chain
+from cspd_jax.testing import probe
 from cspd_jax.verify.result import Result, judged, skipped
 
-# Total variation that rounding may cause, by the bytes of the parameters' dtype.
-_TOLERANCE = {2: 0.15, 4: 2e-3, 8: 1e-6}
 _WINDOW = 8
 # Tokens that are compared, so that a large network costs little; enough to see positions.
 _MOST = 128
@@ -45,11 +44,10 @@ def check(model: Any, condition: Any, tokens: np.ndarray) -> Iterator[Result]:
 
   passes = [np.asarray(programs.jit(run)(model.params, condition, tokens), np.float32)
             for run in (whole, windows)]
-  size = min(jnp.dtype(leaf.dtype).itemsize for leaf in jax.tree.leaves(model.params)
-             if jnp.issubdtype(leaf.dtype, jnp.floating))
-  apart, words = _distance(*passes), f'{last} tokens in windows of {_WINDOW} and in one pass'
-  yield judged('windows', apart < _TOLERANCE[size],
-               f'{words} have distributions {apart:.2g} apart at most', total_variation=apart)
+  allowed, apart = probe.tolerance(model.params), float(probe.distance(*passes).max())
+  yield judged('windows', apart < allowed,
+               f'{last} tokens in windows of {_WINDOW} and in one pass have distributions '
+               f'{apart:.2g} apart at most', total_variation=apart)
   if model.teacher is None:
     yield skipped("the training's pass", 'the family has none')
     return
@@ -58,15 +56,8 @@ def check(model: Any, condition: Any, tokens: np.ndarray) -> Iterator[Result]:
   logits = np.asarray(programs.jit(model.teacher.forward)(
       model.params, both, jnp.concatenate([tokens, tokens]), drop)[0], np.float32)
   trained = logits[:, 1:1 + last].reshape(2, len(tokens), last, -1)
-  apart = _distance(passes[0], trained)
-  yield judged("the training's pass", apart < _TOLERANCE[size],
+  apart = float(probe.distance(passes[0], trained).max())
+  yield judged("the training's pass", apart < allowed,
                f'{last} tokens after the cache of the prompt and in a pass without a cache, with '
                f'and without the condition, have distributions {apart:.2g} apart at most',
                total_variation=apart)
-
-
-def _distance(first: np.ndarray, second: np.ndarray) -> float:
-  """Returns the largest total variation between distributions, by logits `[..., V]`."""
-  first, second = (np.asarray(jax.nn.softmax(logits, axis=-1)) for logits in (first, second))
-  apart = 0.5 * np.abs(first - second).sum(axis=-1).max()
-  return float(apart) if np.isfinite(apart) else 1.0

@@ -79,12 +79,17 @@ def _reads(model: Any, sentence: str) -> bool:
   return True
 
 
+def encoded(model: Any, pictures: Pictures) -> np.ndarray:
+  """Returns the tokens of pictures `[N, T]`, encoded one by one."""
+  return np.concatenate([model.tokens(picture[None]) for picture in pictures.pixels])
+
+
 def check(model: Any, pictures: Pictures | None) -> Iterator[Result]:
   """Yields whether pictures survive the image tokenizer."""
   if pictures is None:
     yield skipped('image tokenizer', 'the model has none with an encoder of discrete tokens')
     return
-  tokens = np.concatenate([model.tokens(picture[None]) for picture in pictures.pixels])
+  tokens = encoded(model, pictures)
   decoded = np.concatenate([np.asarray(model.pixels(row[None])) for row in tokens])
   errors = np.mean((np.clip(decoded, -1, 1) - pictures.pixels) ** 2, axis=(1, 2, 3))
   plain = np.var(pictures.pixels, axis=(1, 2)).mean(axis=1)

@@ -1,4 +1,4 @@
-"""What a check says."""
+"""The result of a check."""
 
 import dataclasses
 from collections.abc import Mapping

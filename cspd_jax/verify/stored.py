@@ -22,7 +22,8 @@ def check(name_or_folder: str) -> Iterator[Result]:
   """
   path = folder.find(name_or_folder)
   networks, sizes, problems = {}, 0, []
-  for role, part in model_file.read(path)['parts'].items():
+  parts = model_file.read(path)['parts']
+  for role, part in parts.items():
     try:
       networks[role] = network = store.opened(path / part)
       for leaf in network.params.values():
@@ -36,7 +37,7 @@ def check(name_or_folder: str) -> Iterator[Result]:
   dtypes = sorted({str(np.dtype(leaf.dtype)) for network in networks.values()
                    for leaf in network.params.values()})
   listed = {role: weights.digests(path / part, [store.FILE])[store.FILE]
-            for role, part in model_file.read(path)['parts'].items()}
+            for role, part in parts.items()}
   digest = stored_run.digest_of(repr(sorted(listed.items())))[:_DIGITS]
   yield judged('files', True, f'{len(networks)} networks of {sizes:,} numbers in '
                f'{", ".join(dtypes)} are the ones that were saved, and finite; digest {digest}',
