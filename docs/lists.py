@@ -5,21 +5,19 @@ import configparser
 import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import jax
 import numpy as np
 
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
-from cspd_jax.continuous import specification as continuous_specification
 from cspd_jax.core import sampling
 from cspd_jax.decoding import specification, tree as tree_lib
-from cspd_jax.decoding.drafters import jacobi
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.files import store
 from cspd_jax.testing import tabular
-from docs import family_pages, sizes, supported, verified, zoo
+from docs import zoo
 from experiments.demo_models import photos
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -43,7 +41,7 @@ def _needs(key: str | None) -> str:
 
 def decoders() -> str:
   """The named decoders of discrete tokens."""
-  return sizes.markdown(
+  return zoo.markdown(
       {'decoder': f'`{specification.usage(name)}`', 'stands for': f'`{entry.parts}`',
        'guarantee': _toy(name).guarantee, 'needs': _needs(specification.needs(name)),
        'in words': entry.summary}
@@ -53,33 +51,14 @@ def decoders() -> str:
 def options() -> str:
   """The sampling options."""
   usual = sampling.SamplingParams._field_defaults
-  return sizes.markdown(
+  return zoo.markdown(
       {'option': f'`{name}`', 'default': usual[name], 'is': option.words, 'in words': option.about}
       for name, option in sampling.DISCRETE.items())
 
 
-def functions() -> str:
-  """The functions of the named decoders of discrete tokens, for the reference."""
-  names = [*specification.DECODERS, 'default_tree', 'corrected_tree']
-  return _members('cspd_jax.decoding.decoders', names)
-
-
-def continuous_functions() -> str:
-  """The functions of the decoders of continuous tokens, for the reference."""
-  by_module: dict[str, list[str]] = {}
-  for name, entry in continuous_specification.DECODERS.items():
-    by_module.setdefault(entry.build.__module__, []).append(name)
-  return '\n\n'.join(map(_members, by_module, by_module.values()))
-
-
-def _members(module: str, names: Iterable[str]) -> str:
-  """The directive of mkdocstrings for functions of a module."""
-  return f'::: {module}\n    options: {{members: [{", ".join(names)}]}}'
-
-
 def drafters() -> str:
   """The drafters."""
-  return sizes.markdown(
+  return zoo.markdown(
       {'drafter': f'`{specification.usage(name)}`' if name not in specification.DECODERS else
                   f'`{_as_drafter(name)}`', 'needs': _needs(next(iter(entry.networks), None)),
        'drafts': entry.summary}
@@ -95,7 +74,7 @@ def _as_drafter(name: str) -> str:
 def verifiers() -> str:
   """The verifiers."""
   guarantee = lambda name: _toy(f'{_CHAIN}+{name}').guarantee
-  return sizes.markdown(
+  return zoo.markdown(
       {'verifier': f'`{specification.usage(name)}`', 'guarantee': guarantee(name),
        'rule': entry.summary}
       for name, entry in specification.VERIFIERS.items())
@@ -103,7 +82,7 @@ def verifiers() -> str:
 
 def trees() -> str:
   """The published trees."""
-  return sizes.markdown(
+  return zoo.markdown(
       {'tree': f'`{name}`', 'drafts': tree.num_nodes, 'depth': tree.max_depth,
        'first tokens': int(np.sum(tree.depth == 1))}
       for name, tree in specification.TREES.items() if isinstance(tree, tree_lib.Tree))
@@ -113,7 +92,7 @@ def continuous() -> str:
   """The decoders of continuous tokens."""
   model = families.load('mar_demo')
   needed = lambda entry: 'a draft model' if entry.networks else '-'
-  return sizes.markdown(
+  return zoo.markdown(
       {'decoder': f'`{name}`', 'guarantee': model.decoder(name).guarantee, 'needs': needed(entry),
        'in words': entry.summary}
       for name, entry in model.table.decoders.items())
@@ -121,14 +100,14 @@ def continuous() -> str:
 
 def measures() -> str:
   """The metrics."""
-  return sizes.markdown(
+  return zoo.markdown(
       {'metric': f'`{one.name}`', 'meaning': one.meaning}
       for one in metrics.METRICS)
 
 
 def published() -> str:
   """The published files that can be converted."""
-  return sizes.markdown(
+  return zoo.markdown(
       {'`--family`': f'`{name}`', 'holds': family.title,
        '`--model`': ', '.join(f'`{preset}`' for preset in family.presets) or '-',
        'or options': ', '.join(f'`--{option}`' for option in family.options) or '-'}
@@ -145,12 +124,12 @@ def shipped() -> str:
       counts[role] = sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
     rows.append({'model': f'`{name}`', 'networks, millions of parameters': ', '.join(
         f'{role} {count:.2f}' for role, count in counts.items())})
-  return sizes.markdown(rows)
+  return zoo.markdown(rows)
 
 
 def photographs() -> str:
   """The photographs that the shipped models were trained on."""
-  return sizes.markdown(
+  return zoo.markdown(
       {'photograph': source.name, 'file': f'`{source.package}: {source.file}`',
        'licence': source.licence, 'by': source.credit}
       for source in photos.SOURCES)
@@ -161,7 +140,7 @@ def commands() -> str:
   setup = configparser.ConfigParser()
   setup.read(ROOT / 'setup.cfg', encoding='utf-8')
   scripts = setup['options.entry_points']['console_scripts'].split('\n')
-  return sizes.markdown(
+  return zoo.markdown(
       {'command': f'`{name}`', 'does': _sentence(ROOT / f'{module.replace(".", "/")}.py')}
       for name, module in (re.split(' = |:', line)[:2] for line in scripts if line))
 
@@ -172,26 +151,7 @@ def _sentence(path: pathlib.Path) -> str:
   return ' '.join(docstring.split('\n\n')[0].split())
 
 
-def layout() -> str:
-  """The layout of a small Jacobi window, drawn from its fields."""
-  tree = tree_lib.caterpillar(2, 1, num_nodes=4)
-  fields = jacobi.layout(tree)
-  nodes = range(len(tree.parents))
-  chain = ''.join(f' -- {node}' for node in range(1, tree.main_length + 1))
-  side, = (node for node in nodes if node > tree.main_length)
-  rows = {'node': nodes, 'parent': tree.parents, 'probs_rows': fields.probs_rows,
-          'leaf_candidate': fields.leaf_candidate}
-  numbers = (f'{name:14}' + ''.join(f'{int(value):5}' for value in values)
-             for name, values in rows.items())
-  return '\n'.join(['```text', f'0{chain}', f'  \\- {side}', '', *numbers, '```'])
-
-
 LISTS: dict[str, Callable[[], str]] = {
-    'decoders': decoders, 'options': options, 'functions': functions,
-    'continuous_functions': continuous_functions, 'drafters': drafters, 'verifiers': verifiers,
+    'decoders': decoders, 'options': options, 'drafters': drafters, 'verifiers': verifiers,
     'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
-    'shipped': shipped, 'photographs': photographs, 'commands': commands,
-    'layout': layout, 'models': zoo.models, 'levels': verified.levels, 'verified': verified.table,
-    'reports': verified.reports,
-    'supported': supported.supported,
-} | sizes.LISTS | family_pages.LISTS
+    'shipped': shipped, 'photographs': photographs, 'commands': commands}

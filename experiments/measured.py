@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import cspd_jax
+from cspd_jax import cli
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files.run_folder import Report
@@ -78,5 +79,5 @@ def write(report: Report, config: Any, shown: Sequence[tables.Table], **more: An
   for table in shown:
     if table.rows:
       print(f'\n{table.title}\n\n{tables.text(table.columns, table.rows, left=1)}')
-  report.write(settings=dataclasses.asdict(config), **tables.entries(shown), **more)
-  print(f'\nreport.json is in {report.folder}.')
+  tables.write(report, cli.line(), shown, settings=dataclasses.asdict(config), **more)
+  print(f'\nreport.json and report.md are in {report.folder}.')

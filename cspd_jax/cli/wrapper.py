@@ -18,6 +18,7 @@ first: what it registers, such as a family or a decoder, the command finds by na
 """
 
 import contextlib
+import contextvars
 import dataclasses
 import functools
 import inspect
@@ -25,6 +26,7 @@ import logging as std_logging
 import os
 import pathlib
 import re
+import shlex
 import sys
 import textwrap
 import types
@@ -48,6 +50,7 @@ _TRUST = 'a Python file, which is run, so use only one that you trust.'
 _NAMED = re.compile(r'(.*?)(?::(\w*))?', re.DOTALL)
 # Fields that hold the path of an output.
 _FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('json', 'stream')
+_line = contextvars.ContextVar('line', default='')
 
 
 class Command:
@@ -63,7 +66,7 @@ class Command:
     """Runs a command line that begins with the name of the command; None means the process's."""
     words = list(sys.argv if argv is None else argv)[1:]
     logging.set_verbosity(logging.WARNING)  # Loading a checkpoint logs a page.
-    with _log(self._main):
+    with _log(self._main), _running(self._main, words):
       return exits.code_of(
           lambda: self._run([word for word in words if word != '--debug']), '--debug' in words)
 
@@ -222,6 +225,30 @@ def _log(main: Callable) -> Iterator[None]:
     yield
   finally:
     root.handlers = others
+
+
+@contextlib.contextmanager
+def _running(main: Callable, words: Sequence[str]) -> Iterator[None]:
+  """Sets what `line` returns."""
+  module = inspect.getmodule(main)
+  # That of a program which `python -m` runs is `__main__`.
+  name = getattr(getattr(module, '__spec__', None), 'name', main.__module__)
+  shown = [name.replace('cspd_jax.commands.', 'cspd-') if name.startswith('cspd_jax.commands.')
+           else f'python -m {name}']
+  for word in words:
+    flag, is_set, value = word.partition('=')
+    if flag.removeprefix('--').removeprefix(_PREFIX) not in _FOLDERS:
+      shown.append(flag + is_set + (shlex.quote(value) if value else ''))
+  token = _line.set(' '.join(shown))
+  try:
+    yield
+  finally:
+    _line.reset(token)
+
+
+def line() -> str:
+  """Returns the command that runs, as it is typed, without the folder of its results."""
+  return _line.get()
 
 
 def command(defaults: Callable[[], Any] | None = None, *, config: str | None = None,

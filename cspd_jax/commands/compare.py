@@ -41,7 +41,7 @@ from cspd_jax.files import locks
 from cspd_jax.generation import defaults, options
 from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.images import fitted
-from cspd_jax.measure import timing
+from cspd_jax.measure import tables, timing
 from cspd_jax.measure.timing import Compared
 from cspd_jax.metrics import scenes
 
@@ -204,7 +204,8 @@ def _write(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, 
   report, rows, model = job.report(), comparison.make_rows(job, compared), job.model
   captions = model.conditions.titles(job.prompts)
   comparison.draw(report, job, rows, compared, captions)
-  report.write(settings=dataclasses.asdict(job.config), rows=rows, model=model.name,
+  tables.write(report, cli.line(), [comparison.table(model, rows)],
+               settings=dataclasses.asdict(job.config), model=model.name,
                engine=model.table.tokens, num_images=len(captions), captions=captions,
                tokens_per_image=model.num_tokens, left_out=job.left_out)
   return rows

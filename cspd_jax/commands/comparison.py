@@ -67,7 +67,8 @@ class CompareJob(NamedTuple):
   def report(self) -> Report:
     """Opens the report."""
     more = [] if self.model.table.seed_exact else [_ACCEPTED]
-    return Report(self.folder, [*self.files.values(), MAPS, *more, _SPEED], program='cspd-compare')
+    names = [*self.files.values(), MAPS, *more, _SPEED, tables.PAGE]
+    return Report(self.folder, names, program='cspd-compare')
 
 
 def find_baseline(table: Table, specifications: Mapping[str, Any]) -> str | None:
@@ -131,13 +132,13 @@ def _times(result: Compared, baseline: Compared | None) -> dict[str, Any]:
               timed_runs=result.timed_runs, noise=result.noise)
 
 
-def format_table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
-  """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
+def table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> tables.Table:
+  """Returns the table of some rows."""
   columns = {'decoder': '{specification}', 'guarantee': '{guarantee}',
              **metrics.columns([
                  metric for metric in metrics.select(model.table.tokens, 'work')
                  if metric.name not in _HIDDEN])}
-  if of_prior := [row for row in entries if 'prior_passes' in row][:1]:
+  if any('prior_passes' in row for row in entries):
     columns['of the prior'] = '{prior_passes:.1f}'
   if any(row['guarantee'] is Guarantee.BOUNDED for row in entries):
     columns |= metrics.columns(metrics.select(model.table.tokens, 'bound'))
@@ -145,14 +146,22 @@ def format_table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) ->
     columns |= {'asked': '{asked:.3f}', 'error': '{asked_error:.3f}'}
   columns |= {'ms/pass': '{ms_per_round:.2f}', 's/image': '{seconds_per_image:.3f}',
               'speed-up': '{speedup:.2f}x', '+-': '{speedup_error:.2f}'}
-  if projected := [row for row in entries if 'projected' in row]:
+  if any('projected' in row for row in entries):
     columns['projected'] = '{projected:.1f}x'
   if model.table.seed_exact:
     columns[f'= {model.table.baseline}'] = '{equal}'
   columns['compile s'] = '{compile_seconds:.1f}'
   equal = {True: 'yes', False: 'no', None: None}
-  text = tables.text(columns, [
+  return tables.Table('', columns, [
       dict(row, equal=equal[row['tokens_equal_baseline']]) for row in entries])
+
+
+def format_table(model: cspd_jax.Model, entries: Sequence[Mapping[str, Any]]) -> str:
+  """Formats rows as text; for continuous tokens with each decoder's distribution and acceptance."""
+  _, columns, rows = table(model, entries)
+  text = tables.text(columns, rows)
+  of_prior = [row for row in entries if 'prior_passes' in row][:1]
+  projected = [row for row in entries if 'projected' in row]
   sentences = [acceptance.sentence(row) for row in entries if 'distribution' in row]
   sentences += [
       f'The prior drew its {row["prior_tokens"]} tokens once for all decoders, with '

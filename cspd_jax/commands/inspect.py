@@ -104,7 +104,7 @@ def main(config: Config) -> None:
   fields.check_lists(config, 'window')
   model = families.describe(config.model, dtype=config.dtype)
   inputs.check_tokens(config.model, model, 'discrete')
-  report = Report(config.output, program='cspd-inspect')
+  report = Report(config.output, [tables.PAGE], program='cspd-inspect')
   roles = families.roles(config.model)
   stages = {'': (model, roles)}
   if isinstance(model, Cascade):
@@ -127,7 +127,7 @@ def main(config: Config) -> None:
     caches[f'{prefix}cache_gigabytes'] = cache
     shown += [tables.Table(f'{prefix}networks', _NETWORKS, parts),
               tables.Table(f'{prefix}rounds', _ROUNDS, passes)]
-  report.write(settings=dataclasses.asdict(config), **caches, **tables.entries(shown))
+  tables.write(report, cli.line(), shown, settings=dataclasses.asdict(config), **caches)
 
 
 def _condition(config: Config, model: cspd_jax.Model) -> Any:

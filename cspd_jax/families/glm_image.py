@@ -14,8 +14,8 @@ from cspd_jax.generation.parts import Handover
 from cspd_jax.models import eagle, glm_image, transformer
 from cspd_jax.text import bpe, templates
 
-_ADVICE = ('python docs/decode_with_diffusers.py FILE.safetensors draws them with diffusers, where '
-           'that and torch are installed')
+_ADVICE = ('python examples/decode_with_diffusers.py FILE.safetensors draws them with diffusers, '
+           'where that and torch are installed')
 # Names of control tokens.
 _CONTROL = r'<\|.*\|>|<[se]op>|\[[gs]?MASK\]'
 

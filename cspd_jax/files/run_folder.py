@@ -229,7 +229,7 @@ class Report:
     program = {} if self._program is None else dict(program=self._program)
     run = {_RUN: self._run} if self._run else {}
     content = atomic.plain(
-        dict(**program, **run, settings=settings, rows=rows, **more, **_machine()), 'report')
+        dict(**program, **run, settings=settings, rows=rows, **more, **machine()), 'report')
     self._check_there()
     for pattern in (_NUMBERS, _ARRAYS.format('*')):
       for path in self._new.glob(pattern):
@@ -257,7 +257,7 @@ def check(folder: str | os.PathLike, names: Sequence[str] = (), *,
   output.check(place, {}, names, _listed(place, program))
 
 
-def _machine() -> dict[str, Any]:
+def machine() -> dict[str, Any]:
   """Returns the device and the software versions that measurements depend on."""
   return dict(
       device=jax.devices()[0].device_kind, platform=platform.platform(), cores=os.cpu_count(),

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cspd_jax.core import progress
-from cspd_jax.files import paths, reading
+from cspd_jax.files import atomic, paths, reading, run_folder
 
+PAGE = 'report.md'  # The file of a report's tables for a page.
 Columns = Mapping[str, str]
 # Names and formats in the columns of a file: no attributes, and a width and digits of two digits.
 _FIELD = re.compile(r'[^{}\[\].:!]+')
@@ -76,6 +77,34 @@ def entries(shown: Iterable[Table]) -> dict[str, Any]:
     tables.append(dict(title=title, columns=columns, rows=numbers))
     rows += own
   return dict(rows=rows, tables=tables)
+
+
+def write(report: run_folder.Report, command: str, shown: Sequence[Table], **content: Any) -> None:
+  """Writes a report with all rows of some tables, and `PAGE` beside it: the tables in Markdown.
+
+  The caption of `PAGE` is the command, and what was measured where: `content` are further entries
+  of the report, of which it names the images, weights and the other program's commit.
+  """
+  atomic.write(report.path(PAGE), page(shown, command, content).encode())
+  report.write(**entries(shown), **content)
+
+
+def page(shown: Iterable[Table], command: str, content: Mapping[str, Any]) -> str:
+  """Formats what `write` writes to `PAGE`."""
+  parts = []
+  for table in shown:
+    columns = {name: '`{decoder}`' if form == '{decoder}' else form
+               for name, form in table.columns.items()}
+    parts += [f'**{table.title}**'] * bool(table.title) + [markdown(columns, table.rows)]
+  machine = run_folder.machine()
+  count = content.get('num_images') or len(content.get('prompts', ()))
+  where = [f'{count} images'] * bool(count)
+  where += [machine['device'], f'jax {machine["versions"]["jax"]}']
+  if weights := content.get('weights', {}).get('target'):
+    where.append(f'weights {weights[:8]}')
+  if commit := content.get('commit'):
+    where.append(f'commit {commit} of {content["url"].removeprefix("https://github.com/")}')
+  return '\n\n'.join([*parts, f'*`{command}`: {", ".join(where)}.*']) + '\n'
 
 
 def read_tables(path: str | os.PathLike) -> list[Table]:

@@ -18,7 +18,7 @@ import jax
 from cspd_jax.core import programs
 from cspd_jax.files import reading
 from cspd_jax.files.run_folder import Report
-from cspd_jax.measure.tables import Columns, Table, entries
+from cspd_jax.measure.tables import Columns, Table, write
 from experiments.costs import devices, timed_rounds
 from experiments.measured import show
 
@@ -152,7 +152,7 @@ class Piece:
 
   def _write(self) -> None:
     with self._written:  # Several threads compile, and may fail.
-      Report(self.folder).write(
-          settings=self._settings, **entries(self._tables.values()), facts=self.facts,
-          notes=self._notes, begun=self._begun,
-          seconds=self._spent + time.monotonic() - self._start)
+      write(Report(self.folder), f'python -m experiments.accelerator --stages={self.folder.name}',
+            list(self._tables.values()), settings=self._settings, facts=self.facts,
+            notes=self._notes, begun=self._begun,
+            seconds=self._spent + time.monotonic() - self._start)

@@ -224,8 +224,8 @@ def test_pictures_come_before_the_times(run, monkeypatch):
   assert result.code == 130 and written == [names[:1], names]
   report = json.loads((result.folder / 'report.json').read_text())
   files = {f'images_{name}.png' for name in names} | {'acceptance.png'}
-  assert set(report['files']) == files
-  assert {file.name for file in result.folder.iterdir()} == files | {'report.json'}
+  assert set(report['files']) == files | {'report.md'}
+  assert {file.name for file in result.folder.iterdir()} == files | {'report.json', 'report.md'}
   for row in report['rows']:
     assert row['seconds_per_image'] is row['speedup'] is None and row['rounds'] >= 1
   for name in ('images_vanilla.png', 'acceptance.png'):

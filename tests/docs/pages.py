@@ -9,7 +9,7 @@ from typing import NamedTuple
 ROOT = pathlib.Path(__file__).parents[2]
 PAGES = sorted(
     path for pattern in ('*.md', 'docs/**/*.md') for path in ROOT.glob(pattern)
-    if not path.is_symlink())
+    if not path.is_symlink() and path.parent != ROOT / 'docs' / 'reports')
 NOTEBOOKS = sorted((ROOT / 'notebooks').glob('*.ipynb'))
 _FENCE = re.compile(r'^```(\w*)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
 

@@ -10,7 +10,7 @@ import pytest
 from configs import papers
 from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
-from docs import kept as kept_lib, tables
+from docs import tables
 from experiments.papers import cspd, fidelity, published
 from experiments.papers.published_rows import ROWS, Row
 from tests.builders import models
@@ -110,7 +110,7 @@ def test_rows_are_kept_until_the_report_is_complete(beach, capsys, tmp_path, mon
 
 def _kept(name):
   """A report of the documentation."""
-  return json.loads((tables.ROOT / 'docs' / 'reports' / f'{name}.json').read_text())
+  return json.loads((tables.REPORTS / f'{name}.json').read_text())
 
 
 _CONFIGS = papers.CONFIGS | dict(
@@ -128,7 +128,8 @@ def _set(settings):
           if value is not None and value is not False and value not in ({}, [])}
 
 
-@pytest.mark.parametrize('name', sorted(_CONFIGS.keys() & kept_lib.REPORTS.keys()))
+@pytest.mark.parametrize('name', sorted(
+    _CONFIGS.keys() & {path.stem for path in tables.REPORTS.glob('*.json')}))
 def test_kept_reports_have_todays_settings(name):
   wanted = atomic.plain(dataclasses.asdict(_CONFIGS[name]))
   kept = dict(_kept(name)['settings'])
@@ -152,4 +153,4 @@ def test_every_row_is_measured_by_one_configuration():
   rows = [row for config in _REPORTS.values() for paper in config.paper
           for row in config.rows_of(paper)]
   assert sorted(map(id, rows)) == sorted(id(row) for several in ROWS.values() for row in several)
-  assert {f'published_{name}' for name in ROWS} <= tables.TABLES.keys()
+  assert all((tables.REPORTS / f'published_{name}.md').exists() for name in ROWS)

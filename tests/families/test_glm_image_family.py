@@ -79,7 +79,7 @@ def test_tokens_become_pictures_by_diffusers(model, tmp_path):
   glm_image_pipeline.save(tmp_path / 'pipeline', CONFIG.num_codes)
   paths = model.generate(PROMPTS, seed=3, decoder='seed_exact(window=4)').save(tmp_path / 'out')
   made = subprocess.run(
-      [sys.executable, 'docs/decode_with_diffusers.py', *map(str, paths), '--device=cpu',
+      [sys.executable, 'examples/decode_with_diffusers.py', *map(str, paths), '--device=cpu',
        '--steps=2', f'--model={tmp_path}/pipeline'], cwd=ROOT, check=False, text=True,
       capture_output=True, env=os.environ | {'HF_HUB_OFFLINE': '1'})
   assert made.returncode == 0, made.stderr

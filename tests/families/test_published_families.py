@@ -44,7 +44,7 @@ def _run(program, capsys, *words, code=0):
 
 
 def _of_glm_image(report, printed, files):
-  assert 'Pixels: python docs/decode_with_diffusers.py FILE.safetensors draws them' in printed
+  assert 'Pixels: python examples/decode_with_diffusers.py FILE.safetensors draws them' in printed
   assert report['sampling'] == {**report['sampling'], 'temperature': 0.9, 'top_p': 0.75,
                                 'guidance_scale': 1.0}
   assert all(row['passes'] > 3 for row in report['rows'])

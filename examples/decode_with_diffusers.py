@@ -1,6 +1,6 @@
 """Draws the pixels of tokens that cspd-generate has written for GLM-Image, with diffusers.
 
-  python docs/decode_with_diffusers.py runs/glm_image/*.safetensors --device=cuda
+  python examples/decode_with_diffusers.py runs/glm_image/*.safetensors --device=cuda
 
 Needs torch and a diffusers that has GlmImagePipeline, and nothing of this library. The pipeline is
 loaded without its autoregressive part, because the files contain the tokens. Each picture is saved
