@@ -5,15 +5,14 @@
   python -m experiments.compile_report --device=v5e --layers=4 --window=16
   python -m experiments.compile_report --model=mar_b --decoder=exact_head
 
-Compiles every decoder with a few of the model's layers and with one layer more, parses the compiled
-round and extrapolates to all layers. Nothing is run. Shows and writes to report.json in --workdir:
+Compiles every decoder with a few of the model's layers and with one layer more, reads the compiled
+rounds and extrapolates to all layers. Nothing is run. Shows and writes to --workdir:
 
-  bytes          of a round, and relative to the ideal (the weights once and the live half of the
-                 cache); also without the partial sums of split products that fit in a cache of
-                 the device, and relative to an ideal that includes the drafter's weights once
-  kernels        and branches on the host, and copies of a MiB or more; a loop that ends by
-                 run-time values counts as often as the head was called in --accepted, or once
-  time           from bandwidth, peak rate and launches
+  MiB            that the kernels of a round read and write, and relative to the ideal: the weights
+                 once and the live half of the cache
+  kernels        of which a loop that ends by run-time values has those of as many turns as the head
+                 was called in --accepted, or of one; report.json also has branches and large copies
+  ms             from bandwidth or peak rate, and launches (`costs.predicted`)
   speed-up       over `vanilla`, from the tokens that a decoder commits per round
 """
 
@@ -66,11 +65,8 @@ class Config(predicted.Accepted):
 
 _COLUMNS = {
     'decoder': '{decoder}', 'MiB': '{mib:.0f}', 'over ideal': '{over_ideal:.2f}',
-    'without sums': '{over_ideal_without_sums:.2f}',
-    'with drafter': '{over_ideal_with_drafter:.2f}',
-    'kernels': '{kernels:.0f}', 'branches': '{conditionals:.0f}', 'ms': '{ms:.2f}',
-    'launches': '{launches:.0%}', 'head calls': '{head_calls:.1f}',
-    'tokens': '{tokens_per_round:.2f}', 'speed-up': '{speedup:.2f}x'}
+    'kernels': '{kernels:.0f}', 'ms': '{ms:.2f}', 'tokens per pass': '{tokens_per_round:.2f}',
+    'speed-up': '{speedup:.2f}x', 'head calls': '{head_calls:.1f}'}
 
 
 def prepare(config: Config, accelerator: devices.Accelerator
@@ -95,28 +91,6 @@ def prepare(config: Config, accelerator: devices.Accelerator
   return list(dict.fromkeys(texts)), [describe(few), describe(few + 1), whole]
 
 
-def row(text: str, figures: predicted.Figures, ideal: float, measured: predicted.Measured,
-        vanilla: predicted.Figures) -> dict[str, Any]:
-  """Returns the row of a decoder; `ideal` are bytes of the weights and the live cache."""
-  seconds, tokens = figures.total_seconds, measured.tokens
-  listed = lambda counts: [dict(zip(('what', 'source'), key), count=count)
-                           for key, count in counts.items() if round(count)]
-  without_sums = figures.total_bytes - figures.cached_sums
-  return dict(
-      decoder=text, mib=figures.total_bytes / 2**20, over_ideal=figures.total_bytes / ideal,
-      over_ideal_without_sums=without_sums / ideal,
-      over_ideal_with_drafter=without_sums / (ideal + figures.drafter_weights),
-      kernels=figures.total_kernels, conditionals=figures.conditionals, loops=figures.loops,
-      ms=1e3 * seconds, gflops=figures.flops / 1e9, tokens_per_round=tokens,
-      head_calls=measured.head_calls,
-      speedup=None if tokens is None else tokens * vanilla.total_seconds / seconds,
-      **{name: figures.seconds.get(name, 0) / seconds
-         for name in ('launches', 'bytes', 'products')},
-      copies=listed(figures.copies), kernels_of_parts=dict(figures.kernels),
-      mib_of_parts={f'{part}: {cause}': size / 2**20 for (part, cause), size in sorted(
-          figures.bytes.items(), key=lambda item: -item[1]) if size})
-
-
 @cli.command(Config)
 def main(config: Config) -> None:
   measured = functools.partial(predicted.measured, config.accepted, model=config.accepted_model,
@@ -127,25 +101,28 @@ def main(config: Config) -> None:
   report, device = Report(config.workdir), devices.describe(config.device)
   condition = families.FAMILIES[whole.family].published.condition(whole.config, config.batch)
   steps = whole.config.num_layers - few.config.num_layers
-  live, rows, vanilla, ideal = memory.live_cache(
-      whole.target(config.guided), whole.params, condition), [], None, 0.0
+  ideal = predicted.least_bytes(whole, config.guided, condition)
+  rows: list[dict[str, Any]] = []
   for text, of_report in of_reports.items():
     # How often the loop over calls of a diffusion head runs, 1 if not measured.
     iterations = 1.0 if of_report.head_calls is None else predicted.iterations(
         whole.decoder(text, guided=True), of_report.head_calls)
-    figures_of_few, figures_of_more = (predicted.decode(
+    cost = predicted.extrapolated(*(predicted.decode(
         model, text, config.batch, config.guided, condition, accelerator, device, iterations)
-                                        for model in (few, more))
-    figures = predicted.extrapolated(figures_of_few, figures_of_more, steps)
-    vanilla, ideal = vanilla or figures, ideal or figures.weights + live
-    rows.append(row(text, figures, ideal, of_report, vanilla))
+                                    for model in (few, more)), steps)
+    ms, tokens = 1e3 * predicted.seconds(cost, accelerator), of_report.tokens
+    rows.append(dict(
+        decoder=text, mib=cost.bytes / 2**20, over_ideal=cost.bytes / ideal, kernels=cost.kernels,
+        copies=cost.copies, conditionals=cost.conditionals, loops=cost.loops, ms=ms,
+        gflops=cost.flops / 1e9, tokens_per_round=tokens, head_calls=of_report.head_calls,
+        speedup=None if tokens is None else tokens * (rows[0]['ms'] if rows else ms) / ms))
     show(_COLUMNS, rows[-1])
   columns = dict(_COLUMNS)
   if all(row['head_calls'] is None for row in rows):
     del columns['head calls']
   write(report, config, [Table(f'{config.model}, {config.device}', columns, rows)],
         compiled_for=config.device, compiled_layers=few.config.num_layers,
-        layers=whole.config.num_layers, ideal_mib=ideal / 2**20, live_cache_mib=live / 2**20,
+        layers=whole.config.num_layers, ideal_mib=ideal / 2**20,
         rates=accelerator._asdict())
 
 

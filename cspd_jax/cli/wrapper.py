@@ -235,10 +235,13 @@ def _running(main: Callable, words: Sequence[str]) -> Iterator[None]:
   name = getattr(getattr(module, '__spec__', None), 'name', main.__module__)
   shown = [name.replace('cspd_jax.commands.', 'cspd-') if name.startswith('cspd_jax.commands.')
            else f'python -m {name}']
-  for word in words:
+  rest = iter(words)
+  for word in rest:
     flag, is_set, value = word.partition('=')
     if flag.removeprefix('--').removeprefix(_PREFIX) not in _FOLDERS:
       shown.append(flag + is_set + (shlex.quote(value) if value else ''))
+    elif not is_set:
+      next(rest, None)
   token = _line.set(' '.join(shown))
   try:
     yield

@@ -7,7 +7,6 @@ timed: kernels, traffic and copies are facts of the program; times are computed 
 import contextlib
 import importlib.metadata
 import os
-import types
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 from unittest import mock
@@ -20,7 +19,6 @@ from cspd_jax.continuous.chains import draft_loop
 from cspd_jax.core import fields
 from cspd_jax.files import placement
 from cspd_jax.models import attention, fused_head
-from experiments.costs import instructions
 
 # XLA's description of the device, with the versions that decide what becomes part of a CUDA graph.
 _H200 = '''gpu_device_info {
@@ -48,22 +46,20 @@ class Accelerator(NamedTuple):
   flops: float  # Multiplications and additions per second in bfloat16, as stated by the vendor.
   kernel_seconds: float  # Launch overhead of a kernel; on a GPU, with CUDA graphs.
   fast_memory: int  # Bytes of an additional memory in which XLA stores parameters.
-  cache: int  # Bytes of the second-level cache that all cores share; 0 without one.
   platform: str  # XLA's name of the platform.
   topology: str  # XLA's name of the smallest topology.
   wheels: tuple[str, ...]  # The packages that compile for it.
-  # Of products in other arithmetic, relative to `flops`, 1 by default; see `instructions`.
-  rates: Mapping[str, float] = types.MappingProxyType({})
+
+  @property
+  def balance(self) -> float:
+    """Multiplications and additions that it does for each byte that it moves."""
+    return self.flops / self.bandwidth
 
 
 ACCELERATORS = {
-    # 50 MB of cache according to NVIDIA's H100 architecture paper (the same chip), as in `_H200`.
-    'h200': Accelerator(4.8e12, 989e12, 1.5e-6, 0, 52428800, 'cuda', '1x1x1', (
-        'jax-cuda12-plugin', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12'), {
-            instructions.INT8: 2, instructions.FLOAT32: 0.5, instructions.FULL: 67 / 989}),
-    # Full precision takes six products in bfloat16.
-    'v5e': Accelerator(819e9, 197e12, 0.5e-6, 128 << 20, 0, 'tpu', 'v5e:2x2', ('libtpu',), {
-        instructions.INT8: 2, instructions.FULL: 1 / 6}),
+    'h200': Accelerator(4.8e12, 989e12, 1.5e-6, 0, 'cuda', '1x1x1', (
+        'jax-cuda12-plugin', 'jax-cuda12-pjrt', 'nvidia-cuda-nvcc-cu12')),
+    'v5e': Accelerator(819e9, 197e12, 0.5e-6, 128 << 20, 'tpu', 'v5e:2x2', ('libtpu',)),
 }
 
 
@@ -108,7 +104,8 @@ def compiled(function: Any, arguments: Any, device: Any,
 
   def shape_of(path, leaf):
     name = jax.tree_util.keystr(path, simple=True, separator='/')
-    shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), leaf.dtype)
+    # Sampling options may be numbers of Python.
+    shape = jax.ShapeDtypeStruct(jax.numpy.shape(leaf), jax.numpy.result_type(leaf))
     return shape.update(sharding=placement.of(name, shape, sharding, orders or {}))
 
   shapes = jax.tree_util.tree_map_with_path(shape_of, arguments)

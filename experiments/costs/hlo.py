@@ -1,247 +1,209 @@
-"""Parses the text of an optimised HLO module, the output of XLA's compiler for any device.
+"""The decoding loop of a compiled program: its bytes, products, kernels and copies.
 
-Reads only what counting requires: computations, instructions with their results, operands and
-called computations, and the source lines of instructions.
+XLA has no cost analysis of programs for devices that are not there, so all is found in the text: a
+kernel reads each of its operands and writes each of its results once; where it needs or updates a
+part of an array, that part.
 """
 
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import NamedTuple
 
-# Types whose names do not contain their number of bits.
-_BITS = {'pred': 8, 'token': 0, 'opaque': 0}
+LARGE = 1 << 20  # Smallest copy that counts, bytes; that of a layer's keys is one.
+# Operations without a kernel of their own; the copies among them run beside kernels.
+_FREE = frozenset((
+    'parameter', 'constant', 'iota', 'tuple', 'get-tuple-element', 'bitcast', 'opt-barrier',
+    'after-all', 'partition-id', 'replica-id', 'copy-start', 'copy-done', 'slice-start',
+    'slice-done', 'async-done'))
+# Operations that are kernels even with a scalar result; other scalar operations are not.
+_ALWAYS = frozenset(('fusion', 'custom-call', 'sort', 'scatter', 'reduce', 'copy'))
+# Operations that only move numbers to a new array.
+_MOVES = _FREE | {'broadcast', 'concatenate', 'convert', 'copy', 'dynamic-slice', 'gather', 'pad',
+                  'reshape', 'reverse', 'slice', 'transpose'}
+# Operations that read or update a part of their first operand.
+_READS, _UPDATE = ('gather', 'dynamic-slice', 'slice'), 'dynamic-update-slice'
+# Custom calls that only annotate arrays, for example that parts are contiguous on a TPU.
+_ANNOTATIONS = re.compile('ConcatBitcast|AssumeGatherIndicesInBound|GatherScatterIndicesBitpacked')
+# cuDNN's fused attention that reads the live slots of keys and values, half of them on average.
+_LIVE, _KEYS_AND_VALUES = '"mask_type": "PADDING"', slice(1, 3)
+# A kernel of `models.fused_head`: its only operand of three dimensions is a table of which it reads
+# two rows for each of its states, of which the first operand has a number each.
+_HEAD, _ROWS = 'head_layer', 2
+_COMPUTATION = re.compile(r'^(?:ENTRY )?%?([\w.\-]+) \(.*\{\n((?:.*\n)*?)\}', re.MULTILINE)
+_INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)')
+_ARRAY = re.compile(r'\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^}]*\})?')
 
 
-class Array(NamedTuple):
-  """An array that an instruction returns."""
+class Cost(NamedTuple):
+  """What a part of a program takes; all of it is linear in the number of layers."""
 
-  dtype: str  # HLO's name of the type, such as 'bf16'.
-  dims: tuple[int, ...]  # Its shape.
-  # The text after the shape: minor-to-major order of dimensions, tiles, memory space.
-  layout: str = ''
+  bytes: float = 0  # Read from the main memory and written to it.
+  # Of every kernel its bytes, or those that the device moves during its products if these are more.
+  lasting: float = 0
+  flops: float = 0  # Multiplications and additions of matrix products.
+  kernels: float = 0  # Launched.
+  copies: float = 0  # Kernels that only move `LARGE` bytes or more to a new array.
+  conditionals: float = 0  # Branches at run time; on a GPU, by the host.
+  loops: float = 0  # Loops inside of it.
+  temporaries: float = 0  # Bytes that the whole program needs in addition to its arguments.
 
-  @property
-  def size(self) -> int:
-    """Number of elements."""
-    return math.prod(self.dims)
-
-  @property
-  def bytes(self) -> float:
-    """Bytes in the device's main memory, padded to tiles; 0 in another memory."""
-    space = re.search(r'S\((\d+)\)', self.layout)
-    if space and int(space[1]):
-      return 0
-    digits = re.findall(r'\d+', self.dtype)
-    bits = _BITS[self.dtype] if self.dtype in _BITS else int(digits[0])
-    return math.prod(self._padded()) * bits / 8
-
-  def _padded(self) -> list[int]:
-    dims = list(self.dims)
-    tile = re.search(r':T\(([\d,]+)\)', self.layout)
-    if tile and dims:
-      order = [int(axis) for axis in self.layout[1:].split(':')[0].split(',') if axis]
-      sizes = [int(size) for size in tile[1].split(',')]
-      for axis, size in zip(order, reversed(sizes)):
-        dims[axis] = -(-dims[axis] // size) * size
-    return dims
-
-  def __str__(self) -> str:
-    return f'{self.dtype}[{",".join(map(str, self.dims))}]'
+  def plus(self, other: 'Cost', times: float = 1) -> 'Cost':
+    """Returns the cost of both, of which the other one runs several times."""
+    return Cost(*(own + times * more for own, more in zip(self, other)))
 
 
 class Instruction(NamedTuple):
-  """An instruction."""
+  """An instruction of a computation."""
 
-  name: str  # Its name, unique in the module.
-  opcode: str  # HLO's name of the operation.
-  arrays: tuple[Array, ...]  # Its results, tuples flattened.
-  operands: tuple[str, ...]  # Names of its operands, in order.
-  literal: str  # The text between its parentheses.
-  attributes: str  # The rest of the line.
+  name: str  # Its name, unique in the program.
+  arrays: str  # The types and shapes of its results.
+  opcode: str  # XLA's name of the operation.
+  rest: str  # Operands and attributes.
 
   @property
-  def called(self) -> str:
-    """Name of the computation of a fusion, a call or the start of an asynchronous one."""
-    return self.calls('(?:calls|to_apply)')[0]
+  def operands(self) -> list[str]:
+    """The names of its operands."""
+    return re.findall(r'%([\w.\-]+)', self.rest.partition(')')[0])
 
-  def calls(self, attribute: str) -> list[str]:
-    """Returns the names of the computations in one attribute, such as 'body'."""
-    match = re.search(rf'\b{attribute}=(\{{[^}}]*\}}|%[\w.\-]+)', self.attributes)
-    return re.findall(r'%([\w.\-]+)', match[1]) if match else []
-
-  def text(self, attribute: str) -> str | None:
-    """Returns the value of an attribute such as 'op_name' (quoted text) or 'index' (a number)."""
-    quoted = re.search(rf'\b{attribute}="((?:[^"\\]|\\.)*)"', self.attributes)
-    if quoted:
-      return quoted[1].replace("\\'", "'")
-    bare = re.search(rf'\b{attribute}=([\w.\-]+)', self.attributes)
-    return bare[1] if bare else None
-
-  def numbers(self, attribute: str) -> list[int]:
-    """Returns the numbers of an attribute such as 'lhs_contracting_dims={1}'."""
-    match = re.search(rf'\b{attribute}=\{{([\d,]*)\}}', self.attributes)
-    return [int(number) for number in match[1].split(',') if number] if match else []
-
-  @property
-  def trips(self) -> int | None:
-    """Number of iterations of a loop; None if it is determined at run time."""
-    match = re.search(r'"known_trip_count":\{"n":"(\d+)"\}', self.attributes)
-    return int(match[1]) if match else None
+  def called(self, attributes: str) -> str:
+    """Returns the name of the computation that one of the attributes has first."""
+    found = re.search(rf'\b(?:{attributes})=\{{?%([\w.\-]+)', self.rest)
+    assert found, self
+    return found[1]
 
 
-class Computation(NamedTuple):
-  """A computation: instructions by name, operands before users, and the name of the last one."""
-
-  name: str
-  instructions: dict[str, Instruction]
-  root: str
-
-  @property
-  def result(self) -> Instruction:
-    """The instruction that returns the result."""
-    return self.instructions[self.root]
-
-  def parameters(self) -> list[Instruction]:
-    """Returns the parameters, in order."""
-    parameters = [each for each in self.instructions.values() if each.opcode == 'parameter']
-    return sorted(parameters, key=lambda parameter: int(parameter.literal))
+def shapes(arrays: str) -> list[list[int]]:
+  """Returns the shapes of arrays."""
+  return [[int(side) for side in dims.split(',') if side] for _, dims, _ in _ARRAY.findall(arrays)]
 
 
-class Line(NamedTuple):
-  """A line of source code: path of its file, name of its function, its number."""
-
-  file: str
-  function: str
-  line: int
+def sizes(arrays: str, everywhere: bool = False) -> list[float]:
+  """Returns the bytes of arrays, 0 for those outside of the main memory unless `everywhere`."""
+  return [int(bits or 8) / 8 * math.prod(shape) * (everywhere or 'S(1)' not in layout)
+          for (bits, _, layout), shape in zip(_ARRAY.findall(arrays), shapes(arrays))]
 
 
-class Module(NamedTuple):
-  """A module."""
+class Program:
+  """The text of an optimised program, as of `Compiled.as_text()`.
 
-  computations: dict[str, Computation]  # Computations by name.
-  entry: str  # Name of the computation that the program runs.
-  # Stack frames by number: a source line and the number of the calling frame, or 0.
-  frames: dict[int, tuple[Line, int]]
+  `iterations` are those of loops inside a round that end by run-time values, `balance` is how many
+  multiplications and additions a device does for each byte that it moves.
+  """
 
-  def stack(self, instruction: Instruction) -> list[Line]:
-    """Returns the stack of source lines of an instruction, the innermost first."""
-    number, lines = int(instruction.text('stack_frame_id') or 0), []
-    while number in self.frames:
-      line, number = self.frames[number]
-      lines.append(line)
-    return lines
+  def __init__(self, text: str, iterations: float = 1, balance: float = math.inf):
+    self._iterations, self._balance = iterations, balance
+    self._instructions = {name: [Instruction(*line.groups()) for line in map(
+        _INSTRUCTION.match, lines.splitlines()) if line]
+                          for name, lines in _COMPUTATION.findall(text)}
+    self._arrays = {each.name: each.arrays
+                    for several in self._instructions.values() for each in several}
 
-  def trips(self, loop: Instruction) -> int | None:
-    """Returns the number of iterations of a loop; None if it is determined at run time.
+  def round(self) -> Cost:
+    """Returns the cost of a round, the largest loop that the program begins with.
 
-    Programs for TPUs do not state it; a loop that compares with a constant counts to it from 0.
+    Raises:
+      ValueError: if there is none.
     """
-    condition = self.computations[loop.calls('condition')[0]]
-    comparison = condition.result
-    if loop.trips is not None or comparison.text('direction') != 'LT':
-      return loop.trips
-    bound = condition.instructions[comparison.operands[1]]
-    counts = bound.opcode == 'constant' and bound.arrays[0].dtype[0] in 'su'
-    return int(bound.literal) if counts else None
+    entry = list(self._instructions.values())[-1]
+    loops = [each for each in entry if each.opcode == 'while']
+    if not loops:
+      raise ValueError('text has no loop in its ENTRY computation; pass that of a whole decoder.')
+    loop = max(loops, key=lambda each: sum(sizes(each.arrays, everywhere=True)))
+    return self._cost(loop.called('body')).plus(self._cost(loop.called('condition')))
+
+  def _cost(self, name: str) -> Cost:
+    return functools.reduce(Cost.plus, map(self._of, self._instructions[name]), Cost())
+
+  def _of(self, instruction: Instruction) -> Cost:
+    """Returns the cost of an instruction outside of fusions."""
+    opcode, rest = instruction.opcode, instruction.rest
+    if opcode == 'while':
+      cost = self._cost(instruction.called('body'))
+      if known := re.search(r'"known_trip_count":\{"n":"(\d+)"', rest):
+        return Cost(loops=1).plus(cost, int(known[1]))
+      return Cost(loops=1).plus(
+          cost.plus(self._cost(instruction.called('condition'))), self._iterations)
+    if opcode in ('conditional', 'call', 'async-start'):
+      # Of a conditional the false branch runs when the sampling options are off.
+      return Cost(conditionals=opcode == 'conditional').plus(self._cost(
+          instruction.called('false_computation|branch_computations|to_apply|calls')))
+    if opcode in ('copy-start', 'slice-start'):
+      moved = min(sizes(instruction.arrays, everywhere=True)[:2])
+      return Cost(moved, moved)
+    is_scalar = opcode not in _ALWAYS and max(map(math.prod, shapes(instruction.arrays))) == 1
+    if opcode in _FREE or is_scalar or _ANNOTATIONS.search(rest):
+      return Cost()
+    parts = self._instructions[instruction.called('calls')] if opcode == 'fusion' else [instruction]
+    moves = all(part.opcode in _MOVES for part in parts) and (
+        sum(sizes(instruction.arrays)) >= LARGE)
+    size, flops = self._bytes(instruction), self._flops(instruction)
+    return Cost(size, max(size, flops / self._balance), flops, 1, moves)
+
+  def _flops(self, instruction: Instruction) -> float:
+    """Returns the multiplications and additions of the products in an instruction."""
+    if instruction.opcode == 'fusion':
+      return sum(map(self._flops, self._instructions[instruction.called('calls')]))
+    arrays = [shapes(self._arrays[name])[0] for name in instruction.operands[:3]]
+    result = shapes(instruction.arrays)[0]
+    if _HEAD in instruction.rest:  # The third operand is a matrix in three parts of 16 bits.
+      return 3 * 2 * math.prod(result) * arrays[2][0]
+    if instruction.opcode not in ('dot', 'convolution') and not (
+        instruction.opcode == 'custom-call' and re.search('gemm|matmul', instruction.rest)):
+      return 0.0
+    # Of [b, m, k] and [b, k, n] arrays: their numbers and those of the result are (m k n)^2 b^3.
+    left, right = arrays[:2]
+    batched = re.search(r'lhs_batch_dims=\{([\d,]+)\}', instruction.rest)
+    batch = math.prod(left[int(axis)] for axis in batched[1].split(',')) if batched else 1
+    return 2 * math.sqrt(math.prod((*left, *right, *result)) / batch)
+
+  def _bytes(self, instruction: Instruction) -> float:
+    """Returns the bytes that a kernel reads and writes."""
+    opcode, names = instruction.opcode, instruction.operands
+    if opcode == 'fusion':
+      return _of_fusion(self._instructions[instruction.called('calls')])
+    if opcode in _READS or opcode == _UPDATE:
+      moved = self._arrays[names[1]] if opcode == _UPDATE else instruction.arrays
+      return 2 * sum(sizes(moved))
+    read = [sum(sizes(self._arrays[name])) for name in names]
+    if _HEAD in instruction.rest:
+      states = sum(sizes(self._arrays[names[0]])) / 4
+      read = [size * min(1, _ROWS * states / math.prod(shape[:2])) if len(shape) == 3 else size
+              for size, (shape, *_) in zip(read, (shapes(self._arrays[name]) for name in names))]
+    if _LIVE in instruction.rest:
+      read[_KEYS_AND_VALUES] = [size / 2 for size in read[_KEYS_AND_VALUES]]
+    return sum(read) + sum(sizes(instruction.arrays))
 
 
-def parse(text: str) -> Module:
-  """Parses the text of a module, as returned by `Compiled.as_text()`."""
-  computations, entry, lines = {}, None, iter(text.splitlines())
-  for line in lines:
-    head = re.match(r'(ENTRY )?%?([\w.\-]+) \(.*\{$', line)
-    if head:
-      computations[head[2]] = _computation(head[2], lines)
-      entry = head[2] if head[1] else entry
-  if entry is None:
-    raise ValueError('text has no ENTRY computation; pass the text of an optimised HLO module.')
-  return Module(computations, entry, _frames(text))
+def _of_fusion(parts: Sequence[Instruction]) -> float:
+  """Returns the bytes of a fusion: what its results need of its parameters, and its results."""
+  named = {part.name: part for part in parts}
+  operands = {part.name: part.operands for part in parts}
+  count = lambda name: math.prod(shapes(named[name].arrays)[0])
+  root = parts[-1]
 
+  @functools.cache
+  def share(name: str) -> float:
+    """Returns the share of an array that the results need."""
+    total = float(name == root.name)
+    for user in (part for part in parts if name in operands[part.name]):
+      is_first = operands[user.name][0] == name
+      if user.opcode in _READS and is_first:
+        total += share(user.name) * count(user.name) / count(name)
+      elif user.opcode != _UPDATE or not is_first:
+        total += share(user.name)
+    return min(1.0, total)
 
-def as_computation(module: Module, computation: Computation, instruction: Instruction
-                   ) -> Computation:
-  """Returns the computation of a fusion; for others, a computation with just this instruction."""
-  if instruction.opcode == 'fusion':
-    return module.computations[instruction.called]
-  inputs = [computation.instructions[name].arrays for name in instruction.operands]
-  parts = {str(i): Instruction(str(i), 'parameter', arrays, (), str(i), '')
-           for i, arrays in enumerate(inputs)}
-  arrays = instruction.arrays
-  if instruction.opcode in ('copy-start', 'slice-start'):
-    # Besides the copy they return their operand and a token.
-    arrays = arrays[:1] if instruction.opcode == 'copy-start' else arrays[-2:-1]
-  if instruction.opcode == 'custom-call' and len(arrays) > 1:
-    arrays = tuple(array for array in arrays if array.dtype != 's8')  # Without scratch space.
-  opcode = instruction.opcode.removesuffix('-start')
-  parts['root'] = instruction._replace(
-      name='root', opcode=opcode, arrays=arrays, operands=tuple(parts))
-  return Computation('', parts, 'root')
-
-
-def _computation(name: str, lines: Iterator[str]) -> Computation:
-  instructions, root = {}, ''
-  for line in lines:
-    if line.startswith('}'):
-      break
-    match = re.match(r'\s+(ROOT )?%?([\w.\-]+) = ', line)
-    if match:
-      instructions[match[2]] = _instruction(match[2], line[match.end():])
-      root = match[2] if match[1] else root
-  return Computation(name, instructions, root or next(reversed(instructions)))
-
-
-def _instruction(name: str, text: str) -> Instruction:
-  shape = text[:_closing(text, 0) if text.startswith('(') else text.index(' ')]
-  rest = text[len(shape):].lstrip()
-  opening = rest.index('(')
-  end = _closing(rest, opening)
-  literal = rest[opening + 1:end - 1]
-  return Instruction(
-      name, rest[:opening], tuple(_arrays(shape)), tuple(re.findall(r'%([\w.\-]+)', literal)),
-      literal, rest[end:])
-
-
-def _closing(text: str, start: int) -> int:
-  """Returns the index after the parenthesis that closes the one at `start`."""
-  depth = 0
-  for index in range(start, len(text)):
-    depth += (text[index] == '(') - (text[index] == ')')
-    if not depth:
-      return index + 1
-  raise ValueError(f'text has a parenthesis that is never closed: {text[:80]!r}.')
-
-
-@functools.cache
-def _array(dtype: str, dims: str, layout: str) -> Array:
-  return Array(dtype, tuple(int(size) for size in dims.split(',') if size), layout)
-
-
-def _arrays(shape: str) -> Iterator[Array]:
-  for dtype, dims, layout in re.findall(r'\b([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?', shape):
-    yield _array(dtype, dims.replace('<=', ''), layout)
-
-
-def _frames(text: str) -> dict[int, tuple[Line, int]]:
-  rows: dict[str, dict[int, str]] = {}
-  table: dict[int, str] = {}
-  for line in text.splitlines():
-    if re.fullmatch(r'[A-Z][A-Za-z]+', line):
-      table = rows.setdefault(line, {})
-    elif match := re.match(r'(\d+) (.*)', line):
-      table[int(match[1])] = match[2]
-    elif line.startswith(('%', 'ENTRY')):
-      break
-  number = lambda row, name: int(re.findall(rf'\b{name}=(\d+)', row)[0])
-  word = lambda name, key: rows.get(name, {}).get(key, '""').strip('"')
-  locations = {
-      key: Line(word('FileNames', number(row, 'file_name_id')),
-                word('FunctionNames', number(row, 'function_name_id')), number(row, 'line'))
-      for key, row in rows.get('FileLocations', {}).items()}
-  frames = {key: (number(row, 'file_location_id'), number(row, 'parent_frame_id'))
-            for key, row in rows.get('StackFrames', {}).items()}
-  # Some versions count parents from 1, so that the outermost frame appears to be its own parent.
-  offset = int(any(key == parent for key, (_, parent) in frames.items()))
-  return {key: (locations[location], parent - offset)
-          for key, (location, parent) in frames.items() if location in locations}
+  total = sum(share(part.name) * sum(sizes(part.arrays))
+              for part in parts if part.opcode == 'parameter')
+  for name in operands[root.name] if root.opcode == 'tuple' else [root.name]:
+    while named[name].opcode == 'bitcast':
+      name, = operands[name]
+    whole, written = sum(sizes(named[name].arrays)), 0.0
+    is_update = named[name].opcode == _UPDATE
+    while named[name].opcode == _UPDATE:
+      name, update = operands[name][:2]
+      written += sum(sizes(named[update].arrays))
+    total += min(whole, written) if is_update else whole
+  return total

@@ -1,68 +1,63 @@
 """Predicts the cost of a decoder's round on an accelerator from its compiled program.
 
-The layers of a model are alike, so the figures of all layers are extrapolated from programs with
-few layers and with one layer more. The time of a kernel is its launch plus the longer of its memory
-traffic at the device's bandwidth and its matrix products at the device's peak rate for their types.
-True times are shorter where a cache of the device holds the result of one kernel for the next, and
-longer because no device reaches its stated rates.
+A kernel takes a launch, and its bytes at the bandwidth of the device, or its products at the peak
+rate where these take longer. The layers of a model are alike, so that the cost of all
+is extrapolated from programs with few layers and with one layer more. True times are shorter where
+a cache of the device holds the result of one kernel for the next, and longer because no device
+reaches its stated rates.
 
 Also reads the step compression of decoders, on which their speed-up depends, from measured reports.
 """
 
-import collections
 import dataclasses
 import os
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.core import fields, random, spec as spec_lib
+from cspd_jax.core import fields, spec as spec_lib
 from cspd_jax.decoding import warp
 from cspd_jax.families import FAMILIES
-from cspd_jax.files import reading
+from cspd_jax.files import reading, weights
+from cspd_jax.generation import memory
 from cspd_jax.generation.model import Model
-from experiments.costs import devices, hlo, rounds
+from experiments.costs import devices, hlo
 
 _TOKEN_BY_TOKEN = ('vanilla', 'mar')  # Decoders that commit one token per round.
 # What rows of one decoder in a report may differ in.
 _SETTINGS = ('model', 'setting', 'temperature', 'guidance_scale', 'top_k', 'window', 'curve')
-LARGE = 1 << 20  # Smallest written size of a copy that is listed, bytes.
 
 
-class Figures(NamedTuple):
-  """The cost of a round; all figures are linear in the number of layers."""
+def seconds(cost: hlo.Cost, accelerator: devices.Accelerator) -> float:
+  """Returns the predicted time of a round."""
+  return cost.lasting / accelerator.bandwidth + cost.kernels * accelerator.kernel_seconds
 
-  # Traffic of the main memory, by part of the decoder and kind of array.
-  bytes: Mapping[tuple[str, str], float]
-  weights: float  # Bytes of the target's parameters that a round reads, each counted once.
-  drafter_weights: float  # Bytes of the drafter's parameters that a round reads, each counted once.
-  # Bytes of partial sums of split products that fit in the second-level cache; in `bytes` too.
-  cached_sums: float
-  flops: float  # Multiplications and additions of matrix products.
-  kernels: Mapping[str, float]  # Number of kernels, by part of the decoder.
-  conditionals: float  # Branches at run time; on a GPU, by the host.
-  loops: float  # Loops inside the round.
-  # Number of kernels that only move a MiB or more, by types of their results and source line.
-  copies: Mapping[tuple[str, str], float]
-  copied: float  # Bytes of the cache that are not updated in place.
-  seconds: Mapping[str, float]  # Predicted time, by cause: 'launches', 'bytes', 'products'.
-  temporaries: float  # Bytes that the whole program needs in addition to parameters.
 
-  @property
-  def total_bytes(self) -> float:
-    """Bytes of a round."""
-    return sum(self.bytes.values())
+def extrapolated(few: hlo.Cost, more: hlo.Cost, steps: int) -> hlo.Cost:
+  """Extrapolates to `steps` additional layers, from few layers and from one layer more."""
+  return few.plus(more, steps).plus(few, -steps)
 
-  @property
-  def total_kernels(self) -> float:
-    """Kernels of a round."""
-    return sum(self.kernels.values())
 
-  @property
-  def total_seconds(self) -> float:
-    """Seconds of a round."""
-    return sum(self.seconds.values())
+def least_bytes(model: Model, guided: bool, condition: Any) -> float:
+  """Returns the bytes that a round must read: weights but embeddings, and half of the cache."""
+  read = [leaf for name, leaf in weights.named(model.params).items() if 'embed' not in name]
+  return memory.size(read) + memory.live_cache(model.target(guided), model.params, condition)
+
+
+def decode(model: Model, specification: Any, batch: int, guided: bool, condition: Any,
+           accelerator: devices.Accelerator, device: Any, iterations: float = 1) -> hlo.Cost:
+  """Compiles a decoder for a device and returns the cost of its round.
+
+  The parameters of the model and the condition of `batch` images are shapes; `iterations` are those
+  of loops inside the round that end by run-time values.
+  """
+  decoder = model.decoder(specification, guided=guided)
+  arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
+               warp.drop_inactive(model.sampling()), model.draft_params(specification)]
+  program = devices.compiled(decoder, arguments, device, FAMILIES[model.family].target.orders)
+  temporaries = program.memory_analysis().temp_size_in_bytes
+  return hlo.Program(program.as_text(), iterations, accelerator.balance).round()._replace(
+      temporaries=temporaries)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,67 +81,6 @@ class Measured(NamedTuple):
 
   tokens: float | None = None
   head_calls: float | None = None
-
-
-def figures(round_: rounds.Round, accelerator: devices.Accelerator, temporaries: float = 0
-            ) -> Figures:
-  """Returns the figures of a round: the totals over its kernels."""
-  moved, weights, kernels, copies, seconds = (
-      collections.defaultdict[Any, float](float) for _ in range(5))
-  cached_sums = 0.0
-  for kernel in round_.kernels:
-    launches = 0 if kernel.overlapped else kernel.times
-    kernels[kernel.part] += launches
-    for array in kernel.moved:
-      total = kernel.times * (array.read + array.written)
-      moved[kernel.part, array.label.kind or kernel.scope] += total
-      if array.label.is_weights:
-        weights[array.label] += kernel.times * array.read
-      if array.label.kind == rounds.PARTIAL_SUMS and total <= kernel.times * accelerator.cache:
-        cached_sums += total
-    if kernel.moves and kernel.written >= LARGE:
-      copies[kernel.arrays, kernel.source] += kernel.times
-    streaming = kernel.bytes / accelerator.bandwidth
-    multiplying = sum(count / (accelerator.flops * accelerator.rates.get(arithmetic, 1))
-                      for arithmetic, count in kernel.products.items())
-    seconds['launches'] += launches * accelerator.kernel_seconds
-    seconds['products' if multiplying > streaming else 'bytes'] += (
-        kernel.times * max(streaming, multiplying))
-  # A TPU reads an array in several parts; the array counts once.
-  once = lambda kind: sum(
-      min(label.size, read) for label, read in weights.items() if label.kind == kind)
-  flops = sum(kernel.times * kernel.flops for kernel in round_.kernels)
-  return Figures(
-      moved, once('weights'), once('drafter weights'), cached_sums, flops, kernels,
-      round_.conditionals, round_.loops, copies, round_.copied, seconds, temporaries)
-
-
-def extrapolated(few: Figures, more: Figures, steps: int) -> Figures:
-  """Extrapolates to `steps` additional layers, from few layers and from one layer more."""
-  def part(first, second):
-    if isinstance(first, Mapping):
-      return {key: part(first.get(key, 0), second.get(key, 0)) for key in {**first, **second}}
-    return first + steps * (second - first)
-
-  return Figures(*map(part, few, more))
-
-
-def decode(model: Model, specification: Any, batch: int, guided: bool, condition: Any,
-           accelerator: devices.Accelerator, device: Any, iterations: float = 1) -> Figures:
-  """Compiles a decoder for a device and returns the figures of its round.
-
-  The parameters of the model and the condition of `batch` images are shapes; `iterations` are those
-  of loops inside the round that end by run-time values.
-  """
-  decoder = model.decoder(specification, guided=guided)
-  arguments = [model.params, condition, jax.random.split(jax.random.key(0), batch),
-               warp.drop_inactive(model.sampling()), model.draft_params(specification)]
-  program = devices.compiled(decoder, arguments, device, FAMILIES[model.family].target.orders)
-  arguments[2] = random.row_keys(arguments[2], batch)
-  start = jax.eval_shape(decoder.start, *arguments)
-  caches = {leaf.shape for leaf in jax.tree.leaves(start.cache) if leaf.ndim > 2}
-  round_ = rounds.read(hlo.parse(program.as_text()), caches, iterations)
-  return figures(round_, accelerator, program.memory_analysis().temp_size_in_bytes)
 
 
 def measured(path: str | os.PathLike, text: str, model: str | None = None,

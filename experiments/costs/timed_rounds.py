@@ -2,8 +2,8 @@
 
 The parameters may be random: random weights accept no drafts, but the cost of a round does not
 depend on what is accepted, so `with_acceptance` lets a decoder commit as many tokens as a trained
-model would. The images then mean nothing. The compiled program is parsed as well (`costs.rounds`),
-so that bytes and products are reported along with the times.
+model would. The images then mean nothing. The compiled program is read as well (`costs.hlo`),
+so that bytes and kernels are reported along with the times.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from cspd_jax.families import FAMILIES
 from cspd_jax.files import weights
 from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
-from experiments.costs import devices, hlo, predicted, rounds
+from experiments.costs import devices, hlo, predicted
 
 _DEVIATION = 0.02  # Standard deviation of random weights.
 _INT8_DEVIATION = 74  # That of random numbers of eight bits.
@@ -40,8 +40,8 @@ class TimedRound(NamedTuple):
 
   # `count -> ` runs the prefill and `count` rounds; waits for the result.
   run: Callable[[int], Any]
-  # `accelerator -> ` figures of a round, whose times follow from the rates of this device.
-  figures: Callable[[devices.Accelerator], predicted.Figures]
+  # `accelerator -> ` cost of a round on a device of such rates.
+  cost: Callable[[devices.Accelerator], hlo.Cost]
   seconds: float  # Compilation time.
 
 
@@ -192,12 +192,9 @@ def program(decoder: Decoder, params: Any, condition: Any, sampling: Any, draft_
   arguments = (params, condition, keys, sampling, draft_params)
   compiled = programs.compiled(run, *arguments, np.int32(1), graphs=graphs)
 
-  def figures(accelerator: devices.Accelerator) -> predicted.Figures:
-    state = jax.eval_shape(decoder.start, *arguments)
-    caches = {leaf.shape for leaf in jax.tree.leaves(state.cache) if leaf.ndim > 2}
-    return predicted.figures(rounds.read(hlo.parse(compiled.run.as_text()), caches), accelerator)
-
-  return TimedRound(lambda count: compiled.run(*arguments, np.int32(count)), figures,
+  return TimedRound(lambda count: compiled.run(*arguments, np.int32(count)),
+                    lambda accelerator: hlo.Program(
+                        compiled.run.as_text(), balance=accelerator.balance).round(),
                     compiled.seconds)
 
 

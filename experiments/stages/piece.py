@@ -146,9 +146,9 @@ class Piece:
     rates = self.fact('rates', lambda: dict(
         bandwidth=timed_rounds.copy_bandwidth(), flops=timed_rounds.matrix_rate()))
     rates = rates or dict(bandwidth=1.0, flops=1.0)  # The predictions then show that it failed.
-    launch, relative = (_GPU.kernel_seconds, _GPU.rates) if programs.on_cuda() else (0.0, {})
+    launch = _GPU.kernel_seconds if programs.on_cuda() else 0.0
     return devices.Accelerator(
-        rates['bandwidth'], rates['flops'], launch, 0, 0, jax.default_backend(), '', (), relative)
+        rates['bandwidth'], rates['flops'], launch, 0, jax.default_backend(), '', ())
 
   def _write(self) -> None:
     with self._written:  # Several threads compile, and may fail.

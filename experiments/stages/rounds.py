@@ -134,13 +134,12 @@ def _times(piece: Piece, model: cspd_jax.Model, text: str, tokens: float, batch:
 def _predicted(compiled: timed_rounds.TimedRound, seconds: float, accelerator: devices.Accelerator
                ) -> dict[str, Any]:
   """Returns what a program predicts for a round that took `seconds`."""
-  figures = compiled.figures(accelerator)
+  cost = compiled.cost(accelerator)
+  expected = predicted.seconds(cost, accelerator)
   return dict(
-      predicted_ms=1e3 * figures.total_seconds, of_prediction=seconds / figures.total_seconds,
-      bytes=figures.total_bytes, flops=figures.flops, kernels=figures.total_kernels,
-      conditionals=figures.conditionals, causes=dict(figures.seconds),
-      gigabytes=1e-9 * figures.total_bytes / seconds,
-      of_copy=figures.total_bytes / seconds / accelerator.bandwidth)
+      predicted_ms=1e3 * expected, of_prediction=seconds / expected, bytes=cost.bytes,
+      flops=cost.flops, kernels=cost.kernels, conditionals=cost.conditionals,
+      gigabytes=1e-9 * cost.bytes / seconds, of_copy=cost.bytes / seconds / accelerator.bandwidth)
 
 
 def _trace(piece: Piece, title: str, text: str, compiled: timed_rounds.TimedRound) -> None:

@@ -128,6 +128,28 @@ def test_fields_that_must_agree_can_be_changed_together(path, capsys):
   assert capsys.readouterr().err == 'error: --name=b: name b goes with limit 4.\n'
 
 
+@dataclasses.dataclass(frozen=True)
+class Place:
+  """Attributes:
+    output: folder of the results.
+    decoder: what to do.
+  """
+
+  output: str | None = None
+  decoder: str = 'vanilla'
+
+
+@pytest.mark.parametrize('place', [['--output=out'], ['--output', 'out'], []])
+def test_the_line_of_a_command_is_without_its_folder(tmp_path, monkeypatch, place):
+  monkeypatch.chdir(tmp_path)
+  seen = []
+  run = wrapper.command(Place)(lambda config: seen.append((config.output, wrapper.line())))
+  assert run(['prog', *place, '--decoder=sjd(window=4)']) == 0
+  assert seen == [('out' if place else None,
+                   f"python -m {__name__} --decoder='sjd(window=4)'")]
+  assert wrapper.line() == ''
+
+
 def test_flags_beside_the_configuration(path):
   code, (config, flags) = _run(path, '--stage=one', '--name=p', '--config.name=c', flags=Flags())
   assert (code, flags, config.name) == (0, Flags('one', 'p'), 'c')

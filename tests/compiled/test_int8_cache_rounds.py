@@ -28,6 +28,4 @@ def test_a_program_needs_less_memory(decoder, share):
   # Scores of a window are not fused, so a part of what the cache saves goes to them.
   assert of_whole.temporaries - of_rounded.temporaries > share * (caches[0] - caches[1])
   # Nothing wide is written and read again, and no slot is copied.
-  assert of_rounded.copied == 0 and not of_rounded.copies
-  cache = ('target', 'cache')
-  assert of_rounded.bytes[cache] < 1.1 * of_whole.bytes[cache]
+  assert of_rounded.copies == 0 and of_rounded.bytes < 1.1 * of_whole.bytes

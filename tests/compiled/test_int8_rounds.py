@@ -21,6 +21,5 @@ def test_a_round_reads_half_of_the_matrices(decoder):
       predicted.decode(one, decoder, 1, True, condition, accelerator, device)
       for one in (model, timed_rounds.with_int8_matrices(model)))
   matrices = 2 * 2 * (4 * 4096**2 + 3 * 4096 * 11008)  # Two layers, two bytes a number.
-  assert whole.weights - rounded.weights == pytest.approx(0.5 * matrices, rel=0.01)
   # Nothing wide is written and read again.
-  assert whole.total_bytes - rounded.total_bytes > 0.45 * matrices, dict(rounded.bytes)
+  assert 0.45 * matrices < whole.bytes - rounded.bytes < 0.55 * matrices

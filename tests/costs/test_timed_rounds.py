@@ -66,14 +66,13 @@ def test_no_more_than_the_main_chain(model, tokens):
 @pytest.mark.slow
 def test_rounds_are_counted_and_timed(model):
   decoder = timed_rounds.with_acceptance(model.decoder('mc_sjd(window=4)', guided=True), 2)
-  device = devices.Accelerator(1e10, 1e11, 0, 0, 0, 'cpu', '', ())
   program = timed_rounds.program(
-      decoder, model.params, _condition(model, 2), warp.drop_inactive(model.sampling()),
-      None, device)
+      decoder, model.params, _condition(model, 2), warp.drop_inactive(model.sampling()), None)
   for count in (0, 5):
     # Rounds of two tokens end at odd numbers of tokens, the first one as well.
     assert program.run(count)[0].tolist() == [128 + max(0, 2 * count - 1)] * 2
-  assert program.figures.weights > 0 and program.figures.flops > 0
+  cost = program.cost(devices.ACCELERATORS['h200'])
+  assert cost.bytes > 0 and cost.flops > 0 and cost.kernels > 0
   result = timed_rounds.measure({'mc_sjd': program}, count=32, repeats=3)['mc_sjd']
   assert len(result.seconds) == 3 and result.median > 0
   still = program._replace(run=lambda count: None if count else time.sleep(0.05))
