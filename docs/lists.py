@@ -13,12 +13,10 @@ import numpy as np
 from checkpoints_conversion import rules
 from cspd_jax import families, metrics
 from cspd_jax.core import sampling
-from cspd_jax.decoding import specification, tree as tree_lib
+from cspd_jax.decoding import specification
 from cspd_jax.decoding.loop import Decoder
-from cspd_jax.files import store
 from cspd_jax.testing import tabular
 from docs import zoo
-from experiments.demo_models import photos
 
 ROOT = pathlib.Path(__file__).parents[1]
 # A chain, and siblings drawn one by one: what `block` and `kseq` can verify.
@@ -80,14 +78,6 @@ def verifiers() -> str:
       for name, entry in specification.VERIFIERS.items())
 
 
-def trees() -> str:
-  """The published trees."""
-  return zoo.markdown(
-      {'tree': f'`{name}`', 'drafts': tree.num_nodes, 'depth': tree.max_depth,
-       'first tokens': int(np.sum(tree.depth == 1))}
-      for name, tree in specification.TREES.items() if isinstance(tree, tree_lib.Tree))
-
-
 def continuous() -> str:
   """The decoders of continuous tokens."""
   model = families.load('mar_demo')
@@ -114,27 +104,6 @@ def published() -> str:
       for name, family in rules.FAMILIES.items())
 
 
-def shipped() -> str:
-  """The networks that come with the package."""
-  rows = []
-  for name in families.shipped():
-    counts = {}
-    for role in families.folder.read(store.ASSETS / name)['parts']:
-      params = store.load(families.part_folder(name, role)).params
-      counts[role] = sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e6
-    rows.append({'model': f'`{name}`', 'networks, millions of parameters': ', '.join(
-        f'{role} {count:.2f}' for role, count in counts.items())})
-  return zoo.markdown(rows)
-
-
-def photographs() -> str:
-  """The photographs that the shipped models were trained on."""
-  return zoo.markdown(
-      {'photograph': source.name, 'file': f'`{source.package}: {source.file}`',
-       'licence': source.licence, 'by': source.credit}
-      for source in photos.SOURCES)
-
-
 def commands() -> str:
   """The commands of an installation, with the first sentence of each."""
   setup = configparser.ConfigParser()
@@ -153,5 +122,4 @@ def _sentence(path: pathlib.Path) -> str:
 
 LISTS: dict[str, Callable[[], str]] = {
     'decoders': decoders, 'options': options, 'drafters': drafters, 'verifiers': verifiers,
-    'trees': trees, 'continuous': continuous, 'metrics': measures, 'published': published,
-    'shipped': shipped, 'photographs': photographs, 'commands': commands}
+    'continuous': continuous, 'metrics': measures, 'published': published, 'commands': commands}

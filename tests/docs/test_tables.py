@@ -6,12 +6,16 @@ import importlib.util
 import json
 import re
 
+import jax
+import numpy as np
 import pytest
 
-from cspd_jax import continuous
+from cspd_jax import continuous, families
 from cspd_jax.decoding import specification, tree as tree_lib
 from cspd_jax.decoding.drafters import jacobi
+from cspd_jax.files import store
 from docs import tables
+from experiments.demo_models import photos
 
 # The reports of tables that are not those of one report of the same name.
 _RACE = tuple(path.stem for path in tables.REPORTS.glob('released_*.json'))
@@ -140,6 +144,24 @@ def test_modules_of_the_reference_are_in_the_section_of_their_package():
         assert module not in documented, module
         documented.add(module)
   assert len(documented) > 50
+
+
+def test_pages_list_trees_and_what_is_shipped():
+  decoders, embedded = ((tables.ROOT / 'docs' / f'{page}.md').read_text()
+                        for page in ('decoders', 'embedded'))
+  for name, tree in specification.TREES.items():
+    if isinstance(tree, tree_lib.Tree):
+      first = int(np.sum(tree.depth == 1))
+      assert f'| `{name}` | {tree.num_nodes} | {tree.max_depth} | {first} |' in decoders
+  for source in photos.SOURCES:
+    assert (f'| {source.name} | `{source.package}: {source.file}` | {source.licence} | '
+            f'{source.credit} |') in embedded
+  for name in families.shipped():
+    counts = {role: sum(leaf.size for leaf in jax.tree.leaves(store.describe(
+        families.part_folder(name, role)).params)) / 1e6
+              for role in families.folder.read(store.ASSETS / name)['parts']}
+    words = ', '.join(f'{role} {count:.2f}' for role, count in counts.items())
+    assert f'| `{name}` | {words} |' in embedded
 
 
 def test_the_page_shows_the_layout_of_a_window():
