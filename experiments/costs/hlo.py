@@ -31,6 +31,7 @@ _LIVE, _KEYS_AND_VALUES = '"mask_type": "PADDING"', slice(1, 3)
 # A kernel of `models.fused_head`: its only operand of three dimensions is a table of which it reads
 # two rows for each of its states, of which the first operand has a number each.
 _HEAD, _ROWS = 'head_layer', 2
+_PRODUCTS = f'gemm|matmul|{_HEAD}'  # In custom calls.
 _COMPUTATION = re.compile(r'^(?:ENTRY )?%?([\w.\-]+) \(.*\{\n((?:.*\n)*?)\}', re.MULTILINE)
 _INSTRUCTION = re.compile(r'\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)')
 _ARRAY = re.compile(r'\b(?:pred|[a-z]+(\d+)\w*)\[([\d,]*)\](\{[^}]*\})?')
@@ -132,7 +133,8 @@ class Program:
     if opcode in ('copy-start', 'slice-start'):
       moved = min(sizes(instruction.arrays, everywhere=True)[:2])
       return Cost(moved, moved)
-    is_scalar = opcode not in _ALWAYS and max(map(math.prod, shapes(instruction.arrays))) == 1
+    is_scalar = opcode not in _ALWAYS and max(
+        map(math.prod, shapes(instruction.arrays)), default=0) <= 1
     if opcode in _FREE or is_scalar or _ANNOTATIONS.search(rest):
       return Cost()
     parts = self._instructions[instruction.called('calls')] if opcode == 'fusion' else [instruction]
@@ -145,13 +147,13 @@ class Program:
     """Returns the multiplications and additions of the products in an instruction."""
     if instruction.opcode == 'fusion':
       return sum(map(self._flops, self._instructions[instruction.called('calls')]))
+    if instruction.opcode not in ('dot', 'convolution') and not (
+        instruction.opcode == 'custom-call' and re.search(_PRODUCTS, instruction.rest)):
+      return 0.0
     arrays = [shapes(self._arrays[name])[0] for name in instruction.operands[:3]]
     result = shapes(instruction.arrays)[0]
     if _HEAD in instruction.rest:  # The third operand is a matrix in three parts of 16 bits.
       return 3 * 2 * math.prod(result) * arrays[2][0]
-    if instruction.opcode not in ('dot', 'convolution') and not (
-        instruction.opcode == 'custom-call' and re.search('gemm|matmul', instruction.rest)):
-      return 0.0
     # Of [b, m, k] and [b, k, n] arrays: their numbers and those of the result are (m k n)^2 b^3.
     left, right = arrays[:2]
     batched = re.search(r'lhs_batch_dims=\{([\d,]+)\}', instruction.rest)
