@@ -81,9 +81,20 @@ def shapes(arrays: str) -> list[list[int]]:
 
 
 def sizes(arrays: str, everywhere: bool = False) -> list[float]:
-  """Returns the bytes of arrays, 0 for those outside of the main memory unless `everywhere`."""
-  return [int(bits or 8) / 8 * math.prod(shape) * (everywhere or 'S(1)' not in layout)
-          for (bits, _, layout), shape in zip(_ARRAY.findall(arrays), shapes(arrays))]
+  """Returns the bytes of arrays, padded to the tiles of their layout.
+
+  Those outside of the main memory have 0, unless `everywhere`.
+  """
+  result = []
+  for (bits, _, layout), shape in zip(_ARRAY.findall(arrays), shapes(arrays)):
+    if tile := re.search(r'\{([\d,]+):T\(([\d,]+)\)', layout):
+      minor_to_major, sides = ([int(number) for number in group.split(',')]
+                               for group in tile.groups())
+      for axis, side in zip(minor_to_major, reversed(sides)):
+        shape[axis] = -(-shape[axis] // side) * side
+    is_counted = everywhere or 'S(1)' not in layout
+    result.append(is_counted * int(bits or 8) / 8 * math.prod(shape))
+  return result
 
 
 class Program:
