@@ -17,7 +17,6 @@ from cspd_jax.cli import fields, groups
 from cspd_jax.core import fields as fields_lib
 from cspd_jax.files import paths
 from cspd_jax.generation import prompts as prompts_lib
-from cspd_jax.generation.cascade import Cascade
 
 
 def overrides(group: Any) -> dict[str, Any]:
@@ -149,21 +148,16 @@ def _prompts(group: groups.Images, of: cspd_jax.Model) -> list[Any]:
     if not prompts:
       raise ValueError(f'prompt is none, and model {of.name!r} has no prompts of its own; pass '
                        "--prompt='...', or --prompts=FILE.")
-  _reader(of).condition(prompts)
+  of.prompt_kind.encode(prompts_lib.listed(prompts))  # Checks them.
   return prompts
-
-
-def _reader(of: cspd_jax.Model) -> cspd_jax.Model:
-  """Returns the model that reads prompts: of a cascade the prior, whose tokens would be drawn."""
-  return of.prior if isinstance(of, Cascade) else of
 
 
 def _split(text: str, of: cspd_jax.Model) -> list[str]:
   """The prompts of a text: itself if it is a description, else the classes between its commas."""
-  of = _reader(of)
-  if of.prompts and getattr(of.condition(of.prompts[:1]), 'ndim', None) == 1:
+  encode = of.prompt_kind.encode
+  if of.prompts and getattr(encode(of.prompts[:1]), 'ndim', None) == 1:
     try:
-      of.condition([text])  # The name of a class may have commas of its own.
+      encode([text])  # The name of a class may have commas of its own.
     except ValueError:
       return [part.strip() for part in text.removesuffix(',').split(',')]
   return [text]

@@ -202,7 +202,7 @@ def _headline(job: CompareJob) -> str:
 
 def _write(job: CompareJob, compared: Mapping[str, Compared]) -> list[dict[str, Any]]:
   report, rows, model = job.report(), comparison.make_rows(job, compared), job.model
-  captions = model.conditions.titles(job.prompts)
+  captions = model.prompt_kind.titles(job.prompts)
   comparison.draw(report, job, rows, compared, captions)
   tables.write(report, cli.line(), [comparison.table(model, rows)],
                settings=dataclasses.asdict(job.config), model=model.name,

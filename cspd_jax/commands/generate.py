@@ -35,8 +35,6 @@ from cspd_jax.metrics import evaluation
 
 # Images of the model's own prompts, and those decoded together, if nothing else is specified.
 _IMAGES, _MOST_AT_ONCE = 8, 8
-# The most prompts with warnings of their own, and letters of the words in one.
-_WARNINGS, _LETTERS = 5, 300
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +95,7 @@ def main(config: Config) -> None:
   features = None
   if config.inception is not None:
     features = evaluation.extractor(evaluation.load(config.inception, 'adm'))
-  model = images_lib.with_prefix(model, config.prefix, config.rows, prompts)
+  model = images_lib.with_prefix(model, config.prefix, config.rows)
   options = inputs.overrides(config.sampling)
   if prior := inputs.overrides(config.prior):
     options |= dict(prior=prior)

@@ -28,6 +28,7 @@ from cspd_jax.files import store
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import memory
 from cspd_jax.generation.cascade import Cascade
+from cspd_jax.generation.parts import role_of
 from cspd_jax.measure import tables
 
 # Images that a pass is traced with: the program has an instruction for each.
@@ -69,7 +70,7 @@ def networks(model: cspd_jax.Model, roles: Collection[str] | None) -> list[dict[
   """
   parts = {'target': model.params, **{
       name: one.params for name, one in model.drafts.items()
-      if roles is None or name == 'layers' or {'model': 'draft'}.get(name, name) in roles}}
+      if roles is None or name == 'layers' or role_of(name) in roles}}
   return [dict(network=name, gigabytes=1e-9 * memory.size(params),
                parameters=sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)))
           for name, params in parts.items()]
@@ -109,7 +110,7 @@ def main(config: Config) -> None:
   stages = {'': (model, roles)}
   if isinstance(model, Cascade):
     of_prior = None if roles is None else list(family.of_prior(dict.fromkeys(roles)))
-    stages = {family.PRIOR: (model.prior, of_prior), '': (model.second, roles)}
+    stages = {family.PRIOR_PREFIX: (model.prior, of_prior), '': (model.second, roles)}
   conditions = {prefix: _condition(config, stage) for prefix, (stage, _) in stages.items()}
   shown, caches = list[tables.Table](), dict[str, Any]()
   for prefix, (stage, own_roles) in stages.items():

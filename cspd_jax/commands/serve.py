@@ -108,14 +108,15 @@ def main(config: Config) -> int:
       slots = config.slots or (1 if model.devices[0].platform == 'cpu' else 8)
       served = wire.serving(model, decoders(config.decoder, model, slots),
                             config.served_model_name, config.lenient)
-      engine = server.engine(
+      scheduler = server.make_scheduler(
           served, slots=slots, queue=config.queue, prompt_length=config.prompt_length,
           fixed_slots=config.fixed_slots)
     host, port = sock.getsockname()[:2]
     place = f'[{host}]:{port}' if ':' in host else f'{host}:{port}'
     print(f'Serving {model.name!r} on http://{place} with {", ".join(served.decoders)}, '
           f'{slots} {"slot" if slots == 1 else "slots"} each.', flush=True)
-    return server.run(served, engine, sock, deadline=config.deadline, grace=config.grace, **guarded)
+    return server.run(
+        served, scheduler, sock, deadline=config.deadline, grace=config.grace, **guarded)
 
 
 def decoders(texts: tuple[str, ...] | None, model: Model, slots: int) -> list[str]:

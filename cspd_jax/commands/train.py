@@ -36,6 +36,7 @@ from cspd_jax import cli, families, metrics, sharding
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields
 from cspd_jax.files import atomic, paths, run_folder, store
+from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.parts import Kept
 from cspd_jax.measure import tables
 from cspd_jax.training import (
@@ -298,6 +299,9 @@ def main(recipe: Any, flags: Flags) -> None:
   run_folder.check(workdir, program=_PROGRAM)
   inputs.log_progress()
   model = inputs.model(loading)
+  if isinstance(model, Cascade):
+    raise ValueError(f'model is {name!r}, in which two models draw in turn; pass a folder of its '
+                     'prior alone.')
   recipe = recipe_for(model, name, role) if recipe is None else recipe
   if own:
     families.check_place(name, model.family, {role: role})

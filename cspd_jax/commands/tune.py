@@ -30,6 +30,7 @@ from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.files.store import CheckpointError
 from cspd_jax.generation import defaults, stored_run
+from cspd_jax.generation.cascade import Cascade
 from cspd_jax.measure import measurements, tables, tuning
 from cspd_jax.measure.bench import Bench
 
@@ -116,6 +117,8 @@ def prepare(config: Config) -> Plan:
   model = inputs.model(config.loading, tokens='discrete',
                        one_group='a decoder is chosen for the images of one group')
   prompts, seed = inputs.images(config.images, model)
+  if isinstance(model, Cascade):
+    model = model.drawing(prompts)
   bench = Bench(model, prompts, seed=seed,
                 sampling=model.sampling(**inputs.overrides(config.sampling)))
   # Candidates need hardly more memory than the baseline: a cache with a few more slots.

@@ -90,12 +90,11 @@ class Verification:
     progress.say(f'{result.verdict:12}  {result.name}: {result.words}')
 
 
-def stages(model: Any, prompts: list[Any]) -> list[tuple[str, Any, list[Any]]]:
-  """Returns the models that draw images in turn, with a name and their prompts."""
+def stages(model: Any, prompts: list[Any]) -> list[tuple[str, Any]]:
+  """Returns the models that draw images in turn, by name; all read these prompts."""
   if not isinstance(model, Cascade):
-    return [('', model, prompts)]
-  codes = model.prior.generate(prompts, progress=False).tokens
-  return [('prior ', model.prior, prompts), ('', model.second, list(codes))]
+    return [('', model)]
+  return [('prior ', model.prior), ('', model.drawing(prompts))]
 
 
 def _check_network(model: Any, prompts: list[Any]) -> Iterator[Result]:
@@ -146,21 +145,21 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
   drawing = model.second if isinstance(model, Cascade) else model
   seen = pictures.of_model(drawing)
   done.run('image tokenizer', lambda: pictures.check(drawing, seen))
-  for name, stage, of_stage in stages(model, prompts):
-    done.run(f'{name}network', functools.partial(_check_network, stage, of_stage))
+  for name, stage in stages(model, prompts):
+    done.run(f'{name}network', functools.partial(_check_network, stage, prompts))
     if not isinstance(model, Cascade):  # Whose pictures have no codes of a prior.
       done.run('likelihood', functools.partial(likelihood.check, stage, seen))
     texts = decoders.chosen(stage)
-    bench = Bench(stage, of_stage, batch_size=_IMAGES)
+    bench = Bench(stage, prompts, batch_size=_IMAGES)
     done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))
     if time.monotonic() > done.end:
       continue
     speeds += decoders.speed(bench, texts, _TIMED, max(done.end - time.monotonic(), 1))
-    if stage is drawing and stage.tokenizer is not None:
+    if not name and stage.tokenizer is not None:
       shown = {text: bench.sample(text).images(stage)[:_TIMED]
                for text in [bench.baseline, *texts][:2]}
       grid.save_rows(report.path(_SHEET), shown,
-                     captions=stage.conditions.titles(of_stage[:_TIMED]))
+                     captions=stage.prompt_kind.titles(prompts[:_TIMED]))
 
 
 def signature(report: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""What a user's own target, drafter or verifier must return; what is not so is a `ContractError`.
+"""What a user's own target, drafter or verifier must return; violations raise `ContractError`.
 
 The functions call one of theirs, or take what it returned, and check shapes, dtypes and caches
 while a loop is traced, which costs nothing at run time: a wrong shape would fail far from its

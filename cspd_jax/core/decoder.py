@@ -72,7 +72,10 @@ class AnyDecoder(abc.ABC):
   @property
   @abc.abstractmethod
   def phases(self) -> Sequence[tuple[int, Callable[..., Any]]]:
-    """Functions like `round`, one after the other, and how many tokens are committed after each."""
+    """Functions like `round`, one after the other, and how many tokens are committed after each.
+
+    Decoders of discrete tokens have one.
+    """
 
   @abc.abstractmethod
   def check_condition(self, condition: Any) -> jax.Array:

@@ -194,7 +194,7 @@ class RoundResult(NamedTuple):
   Attributes:
     tokens: `[B, T']` the image tokens, `T' > T`; those at or beyond `count` are not committed.
     count: `[B]` number of committed tokens.
-    accepted: `[B]` number of drafts accepted in this round.
+    accepted: `[B]` number of drafts accepted in this round: the tokens committed, without the last.
     nodes: `[B, N + 1]` the tokens that were scored.
     probs: `[B, N + 1, V]` the target's distribution after every node.
     uncut: `[B, N + 1, V]` the same before cuts and grammar, and at temperature 1 in place of 0.

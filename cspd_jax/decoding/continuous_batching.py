@@ -285,11 +285,6 @@ def supports(decoder: Any) -> bool:
   return isinstance(decoder, Decoder) and decoder.drafter.tree.num_nodes > 0
 
 
-def helps(decoder: Any, count: int, num_slots: int) -> bool:
-  """Returns whether `count` images need fewer rounds in slots than in batches of as many rows."""
-  return count > num_slots > 1 and supports(decoder)
-
-
 class JittedBatcher(NamedTuple):
   """The jitted functions of a `ContinuousBatcher`; all but `idle` and `finish` donate their slots.
 

@@ -1,5 +1,7 @@
 """The named decoders of discrete tokens: a drafter and a verifier for a target.
 
+The decoders `jacobi`, `corrected`, `eagle` and `medusa` join drafters of the same names.
+
 Each function returns a `Decoder`, itself a function of arrays that is jitted as a whole:
 `(params, condition, key, sampling, draft_params) -> Decoded`, with tokens `[B, T]`. `specification`
 lists them for text, such as `mc_sjd(window=32)`. All raise ValueError for an option out of its

@@ -241,7 +241,7 @@ class Decoder(AnyDecoder):
     if not self.raw_log_probs:
       return LogProbs(sampled, None)
     forced = contracts.forced_tokens(self.target, positions)
-    return LogProbs(sampled, warp_lib.uncut_log_probs(
+    return LogProbs(sampled, warp_lib.log_probs_of_logits(
         logits, warp_lib.guidance_only(sampling), positions, forced, path, tokens))
 
   def _tv_bound(self, verdict, positions, length):

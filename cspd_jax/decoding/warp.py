@@ -80,11 +80,9 @@ def probabilities(logits: jax.Array, sampling: SamplingParams, positions: jax.Ar
     `[B, N, V]` probabilities, float32 (float64 for float64 logits). All probabilities of a node are
     NaN if one of its logits is NaN or +inf, or all are -inf.
   """
-  sampling = SamplingParams(*(
-      None if value is None else jnp.reshape(jnp.asarray(value), (-1, 1, 1))
-      for value in sampling))
+  sampling = SamplingParams(*(None if value is None else _by_row(value) for value in sampling))
   # Cuts compare logits, whose order and distances no temperature rounds away.
-  x = _guided(logits, sampling.guidance_scale, sampling.guidance_interval, positions)
+  x = guided(logits, sampling, positions)
   if sampling.top_k is not None:
     top_k = jnp.where(is_greedy(sampling.temperature), 1, sampling.top_k)
     x = jax.lax.cond(
@@ -107,15 +105,13 @@ def log_probs(probs: jax.Array, nodes: jax.Array, tokens: jax.Array) -> jax.Arra
   return jnp.log(_take(probs, nodes, tokens))
 
 
-def uncut_log_probs(logits: jax.Array, sampling: SamplingParams, positions: jax.Array,
+def log_probs_of_logits(logits: jax.Array, sampling: SamplingParams, positions: jax.Array,
                     forced: jax.Array | None, nodes: jax.Array, tokens: jax.Array) -> jax.Array:
   """Returns as `log_probs` for the distributions of `probabilities` without cuts.
 
   They are computed from logits, so that tokens of any probability have finite values and gradients.
   """
-  scale, temperature, interval = (jnp.reshape(jnp.asarray(value), (-1, 1, 1)) for value in (
-      sampling.guidance_scale, sampling.temperature, sampling.guidance_interval))
-  x = _tempered(_guided(logits, scale, interval, positions), temperature)
+  x = _tempered(guided(logits, sampling, positions), _by_row(sampling.temperature))
   log_probs = _take(x, nodes, tokens) - jnp.take_along_axis(
       jnp.log(jnp.sum(jnp.exp(x), axis=-1)), nodes, axis=1)
   if forced is None:
@@ -137,25 +133,24 @@ def is_distribution(p: jax.Array) -> jax.Array:
 
 
 def guided(streams: jax.Array, sampling: SamplingParams, positions: jax.Array) -> jax.Array:
-  """Returns `[B, N, D]` of streams `[S, B, N, D]`: logits, or what a matrix maps to them.
+  """Returns streams `[S, B, N, D]` after guidance, `[B, N, D]`, in float32 or better.
 
-  The options and `positions` are as for `probabilities`.
+  Streams are logits, or what a matrix maps to them. The options and `positions` are as for
+  `probabilities`.
   """
-  shaped = lambda value: jnp.reshape(jnp.asarray(value), (-1, 1, 1))
-  return _guided(streams, shaped(sampling.guidance_scale), shaped(sampling.guidance_interval),
-                 positions)
-
-
-def _guided(logits: jax.Array, scale: jax.Array, interval: jax.Array, positions: jax.Array
-            ) -> jax.Array:
-  """`[B, N, V]` the logits after guidance, float32 or better; options have shape `[.., 1, 1]`."""
-  logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
-  x = logits[0]
+  streams = streams.astype(jnp.promote_types(streams.dtype, jnp.float32))
+  x = streams[0]
+  scale, interval = _by_row(sampling.guidance_scale), _by_row(sampling.guidance_interval)
   scale = scale.astype(x.dtype)
-  if logits.shape[0] == 2:
+  if streams.shape[0] == 2:
     is_guided = (interval < 0) | (positions[..., None] - 1 <= interval)
-    x = jnp.where(is_guided, _combined(x, logits[1], scale), x)
+    x = jnp.where(is_guided, _combined(x, streams[1], scale), x)
   return x
+
+
+def _by_row(value: Any) -> jax.Array:
+  """An option as `[.., 1, 1]`, which broadcasts to values of all nodes and tokens."""
+  return jnp.reshape(jnp.asarray(value), (-1, 1, 1))
 
 
 def _combined(conditional: jax.Array, null: jax.Array, scale: jax.Array) -> jax.Array:

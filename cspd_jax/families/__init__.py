@@ -18,14 +18,14 @@ from cspd_jax.families.family import (
 from cspd_jax.families.folder import decoder, describe, load, part_folder, roles, shipped
 from cspd_jax.families.model_file import check_place, joining, save
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, DraftNetwork, Teacher, Tokenizer
+from cspd_jax.generation.parts import DraftNetwork, ImageTokenizer, PromptKind, Teacher
 from cspd_jax.generation.results import Generated
 
 __all__ = (
-    'Conditions', 'DraftNetwork', 'FAMILIES', 'Family', 'Generated', 'Model', 'Parts', 'Published',
-    'Teacher', 'Tokenizer', 'check_place', 'decoder', 'describe', 'joining', 'load',
+    'DraftNetwork', 'FAMILIES', 'Family', 'Generated', 'ImageTokenizer', 'Model', 'Parts',
+    'PromptKind', 'Published', 'Teacher', 'check_place', 'decoder', 'describe', 'joining', 'load',
     'load_installed', 'part_folder', 'register', 'roles', 'save', 'shipped')
 
 for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY, nextstep.FAMILY, janus.FAMILY,
-                glm_image.FAMILY, tar.PRIOR, tar.FAMILY):
+                glm_image.FAMILY, tar.PRIOR_FAMILY, tar.FAMILY):
   register(_family)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from cspd_jax.continuous.head_drafter import stored_rho
 from cspd_jax.families.family import Family, Parts
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, DraftNetwork, Tokenizer
+from cspd_jax.generation.parts import DraftNetwork, ImageTokenizer, PromptKind
 from cspd_jax.models import kl_vae
 
 
-def build(parts: Parts, family: Family, module: types.ModuleType, conditions: Conditions,
+def build(parts: Parts, family: Family, module: types.ModuleType, prompt_kind: PromptKind,
           drafts: Mapping[str, DraftNetwork] = types.MappingProxyType({})) -> Model:
   """Builds a model of networks that belong together; `module` is the target's."""
   target = parts.loaded['target']
@@ -18,7 +18,7 @@ def build(parts: Parts, family: Family, module: types.ModuleType, conditions: Co
   parts.pair('tokenizer', z_channels='latent_channels')
   tokenizer = None
   if (loaded := parts.loaded.get('tokenizer')) is not None:
-    tokenizer = Tokenizer(
+    tokenizer = ImageTokenizer(
         loaded.config, loaded.params, decode=lambda params, tokens: kl_vae.decode(
             params, loaded.config, module.unpatchify(config, tokens)))
   return Model(
@@ -26,5 +26,5 @@ def build(parts: Parts, family: Family, module: types.ModuleType, conditions: Co
       grid=(config.height, config.width),
       build_target=lambda guided: module.target(config, guided=guided)._replace(
           rho=lambda schedule: stored_rho(schedule, target.metadata, guided)),
-      conditions=conditions, tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
+      prompt_kind=prompt_kind, tokenizer=tokenizer, drafts=drafts, defaults=parts.defaults,
       metadata=target.metadata)

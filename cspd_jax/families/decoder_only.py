@@ -14,13 +14,13 @@ from cspd_jax.decoding.specification import CORRECTORS
 from cspd_jax.families.family import Family, Parts, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, DraftNetwork, Teacher, Tokenizer
+from cspd_jax.generation.parts import DraftNetwork, ImageTokenizer, PromptKind, Teacher
 from cspd_jax.models import decoder_only, eagle, local, medusa, neighbours, transformer, vq
 from cspd_jax.models.ends import Ends
 
 
 def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, jax.Array]],
-          conditions: Conditions, tokenizer: Tokenizer | None) -> Model:
+          prompt_kind: PromptKind, tokenizer: ImageTokenizer | None) -> Model:
   """Builds a model of networks that belong together, of a family with one form of EAGLE layers.
 
   `forward` is `logits_and_features` of the target's module.
@@ -33,7 +33,7 @@ def build(parts: Parts, family: Family, forward: Callable[..., tuple[jax.Array, 
   return Model(
       name=parts.name, family=family.name, config=config, params=loaded.params,
       grid=(config.height, config.width), build_target=functools.partial(target, config),
-      conditions=conditions, tokenizer=tokenizer, drafts=discrete(parts, target, layers, ends),
+      prompt_kind=prompt_kind, tokenizer=tokenizer, drafts=discrete(parts, target, layers, ends),
       teacher=Teacher(lambda params, *args: forward(params, config, *args), ends,
                       next(iter(family.eagle_layers)), target(config, False).forced),
       defaults=parts.defaults, metadata=loaded.metadata)
@@ -68,7 +68,7 @@ def image_tokenizer(
     loaded: Loaded | None, config: Any,
     to_codes: Callable[[jax.Array], jax.Array] = lambda tokens: tokens,
     to_tokens: Callable[[jax.Array], jax.Array] = lambda codes: codes,
-    of_tokens: Callable[[jax.Array], jax.Array] = lambda vectors: vectors) -> Tokenizer | None:
+    of_tokens: Callable[[jax.Array], jax.Array] = lambda vectors: vectors) -> ImageTokenizer | None:
   """Returns the image tokenizer of a target with this config, None if it is only described.
 
   `to_codes` maps tokens `[B, T]` to codes `[B, height * width]`, `to_tokens` back, and `of_tokens`
@@ -77,7 +77,7 @@ def image_tokenizer(
   if loaded is None or is_described(loaded):
     return None
   sizes = loaded.config
-  return Tokenizer(
+  return ImageTokenizer(
       sizes, loaded.params,
       decode=lambda params, tokens: vq.decode(
           params, sizes, to_codes(tokens).reshape(-1, config.height, config.width)),
@@ -97,6 +97,14 @@ MEDUSA = {'medusa': Kind(medusa.MedusaConfig, medusa.init, products=_PRODUCTS)}
 NEIGHBOURS = {'neighbours': Kind(
     neighbours.NeighboursConfig, neighbours.init, products=_PRODUCTS)}
 LOCAL = {'local': Kind(local.LocalConfig, local.init, products=_PRODUCTS)}
+DRAFTS = {'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'local': LOCAL,
+          'corrector': EAGLE}
+
+
+def kind(config: type, init: Callable[[Any, jax.Array], Params]) -> Kind:
+  """Returns the kind of a target, a transformer with this class of configs."""
+  return Kind(config, init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS,
+              transformer.PRODUCTS)
 
 
 def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
@@ -105,7 +113,7 @@ def discrete(parts: Parts, draft_target: Callable[[Any, bool], Target],
   """Returns drafts, of networks that belong together, by the keys of `Table.networks`.
 
   `draft_target` is `(config, guided) -> Target` of a smaller model; `layers` has the parameters of
-  the target's first layers, and `guided -> ` the network that uses them.
+  the target's first layers, and a function of `guided` that returns the network of them.
   """
   loaded, target_params = parts.loaded, parts.loaded['target'].params
   drafts = {}

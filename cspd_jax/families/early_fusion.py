@@ -9,12 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, LOCAL, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published, is_described
 from cspd_jax.files.store import Kind, Loaded
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Tokenizer
-from cspd_jax.models import cosmos, eagle, early_fusion, transformer, vq
+from cspd_jax.generation.parts import ImageTokenizer
+from cspd_jax.models import cosmos, eagle, early_fusion, vq
 from cspd_jax.text import bpe, templates
 
 # A coordinate far from all vectors of a codebook.
@@ -33,12 +32,12 @@ def build(parts: Parts) -> Model:
       'height', 'width', 'num_codes', 'row_end', 'ends_last_row', 'image_ends', 'vocab_size'))
   text = _text(parts)
   write = None if text is None else parts.writer(FAMILY.prompt_writers)
-  conditions = prompt_kinds.tokens(
+  prompt_kind = prompt_kinds.tokens(
       (config.height, config.width), text, write,
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),
       set(early_fusion.order(config)[:config.num_image_tokens].tolist()), _text_forms(target))
   return decoder_only.build(
-      parts, FAMILY, early_fusion.logits_and_features, conditions, _tokenizer(parts, text))
+      parts, FAMILY, early_fusion.logits_and_features, prompt_kind, _tokenizer(parts, text))
 
 
 def _text(parts: Parts) -> bpe.Text | None:
@@ -61,7 +60,7 @@ def _text_forms(target: Loaded) -> tuple[str, ...]:
   return (family,) if family in forms else forms
 
 
-def _tokenizer(parts: Parts, text: bpe.Text | None) -> Tokenizer | None:
+def _tokenizer(parts: Parts, text: bpe.Text | None) -> ImageTokenizer | None:
   """Returns the image tokenizer; models with `named_codes` need the text, and else ValueError."""
   loaded, config = parts.loaded.get('tokenizer'), parts.loaded['target'].config
   if loaded is None or is_described(loaded):
@@ -92,17 +91,15 @@ _CHAMELEON = (r'</?s>|<pad>|<unk>|<image>|<eoss>|<racm3:break>|<reserved\d+>|IMG
 _CONTROL = {'lumina_mgpt': _CHAMELEON, 'lumina_mgpt_2': _CHAMELEON, 'anole': _CHAMELEON,
             'simplear': r'<\|.*\|>',
             'liquid': r'<(pad|eos|bos|unk|mask|boi|eoi|unconditional|unused\d+|\w+_of_turn)>'}
-_TRANSFORMER = {'early_fusion': Kind(
-    early_fusion.EarlyFusionConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES,
-    transformer.ORDERS, transformer.PRODUCTS)}
+_TRANSFORMER = {'early_fusion': decoder_only.kind(
+    early_fusion.EarlyFusionConfig, early_fusion.init)}
 FAMILY = Family(
     name='early_fusion',
     roles={'target': _TRANSFORMER,
            'tokenizer': {'vq': Kind(vq.VQConfig, vq.init),
                          'cosmos': Kind(cosmos.CosmosConfig, vq.init)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _TRANSFORMER,
-           'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'local': LOCAL,
-           'corrector': EAGLE},
+           **decoder_only.DRAFTS},
     build=build, resize=decoder_only.resize,
     published=Published(early_fusion.PRESETS,
                         lambda config: decoder_only.with_medusa(config, 'chameleon'),

@@ -23,14 +23,14 @@ from cspd_jax.models import eagle
 from cspd_jax.text import bpe
 from cspd_jax.text.templates import Writer
 
-# What the names of options, defaults and parts of a model's prior begin with; see `Parts.prior`.
-PRIOR = 'prior_'
+# What the names of a model's defaults and parts begin with that are for `Parts.build_prior`.
+PRIOR_PREFIX = 'prior_'
 
 
 def of_prior(named: Mapping[str, Any]) -> dict[str, Any]:
   """Returns the entries that are for the prior of a model, by their names in the prior."""
-  return {name.removeprefix(PRIOR): value for name, value in named.items()
-          if name.startswith(PRIOR)}
+  return {name.removeprefix(PRIOR_PREFIX): value for name, value in named.items()
+          if name.startswith(PRIOR_PREFIX)}
 
 
 class Parts(NamedTuple):
@@ -102,9 +102,8 @@ class Parts(NamedTuple):
       return functools.partial(writers[name], first_token=config.first_token)
     return writers[name]
 
-
-  def of_prior(self, build: Callable[['Parts'], Model]) -> Model | None:
-    """Returns the prior that the parts and defaults whose names begin with 'prior' are for, if any.
+  def build_prior(self, build: Callable[['Parts'], Model]) -> Model | None:
+    """Builds the prior from parts and defaults named 'prior...'; None without one.
 
     The part 'prior' is its target; the part 'text', which reads words, is its own too.
     """
@@ -114,7 +113,7 @@ class Parts(NamedTuple):
     loaded = text | {'target': self.loaded['prior']} | of_prior(self.loaded)
     prior = build(Parts(f'{self.name}/prior', loaded, of_prior(self.defaults)))
     return dataclasses.replace(prior, remedy=lambda network: (
-        f'load it with {PRIOR}{role_of(network)}=FOLDER'))
+        f'load it with {PRIOR_PREFIX}{role_of(network)}=FOLDER'))
 
 
 def is_described(loaded: Loaded) -> bool:
@@ -134,8 +133,8 @@ class Published(NamedTuple):
 
   Attributes:
     presets: configs of the targets, by name.
-    networks: `target's config -> ` kind and config, by role, of networks that draft for it.
-    condition: `(target's config, count) -> ` the condition of `count` images, described by
+    networks: maps a target's config to kind and config, by role, of networks that draft for it.
+    condition: maps a target's config and a count to the condition of as many images, described by
       `jax.ShapeDtypeStruct`.
   """
 
@@ -153,8 +152,8 @@ class Family(NamedTuple):
       'tokenizer' decodes tokens to pixels. Families that share a kind use the same `Kind`.
     build: builds a model from networks; raises ValueError if they do not belong together. A model
       without a tokenizer, as `describe` builds it, generates tokens only.
-    resize: `(networks by role, (rows, columns)) -> ` the same for another grid of tokens; None if
-      the models generate images of one size.
+    resize: maps networks by role, and `(rows, columns)`, to the same for another grid of tokens;
+      None if the models generate images of one size.
     published: its published networks.
     text_forms: by name, readers of the tokenizer files of the part 'text'.
     prompt_writers: by name, functions from a prompt in words to token ids.
@@ -214,7 +213,7 @@ class Family(NamedTuple):
     if 'prior' in self.roles:
       options.check_defaults(self.table, of_prior(defaults))
       defaults = {name: value for name, value in defaults.items()
-                  if not name.startswith(PRIOR)}
+                  if not name.startswith(PRIOR_PREFIX)}
     options.check_defaults(
         self.table, defaults, ('contexts',) if self.prompt_writers else ())
     if not isinstance(name := defaults.get('contexts', ''), str):

@@ -64,7 +64,7 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
     verify: whether to compare every file with its digest.
     allow_nonfinite: whether parameters may be NaN or infinite.
     grid: rows and columns of tokens of an image, if the model supports several sizes.
-    progress: whether a line on stderr says what is loaded once that takes more than five seconds.
+    progress: whether a line on stderr reports loading that takes longer than five seconds.
     **parts: networks that replace the model's own, by role, such as `draft=` or `tokenizer=`:
       a folder, a loaded network, or None to leave it out.
 
@@ -107,14 +107,15 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
     raise CheckpointError(f'model {folder.name!r} has no target yet; convert one into its folder '
                           f'with cspd-convert --output={folder}, or pass target=.')
   model = family.build(family_lib.Parts(folder.name, resized(loaded), defaults))
-  advised = lambda model: dataclasses.replace(model, mesh=mesh, remedy=functools.partial(
-      family.remedy, str(name_or_folder), model.config))
-  cached = lambda model: model if cache_dtype is None else with_cache_dtype(model, cache_dtype)
-  if isinstance(model, Cascade):
-    prior = dataclasses.replace(model.prior, mesh=mesh)
-    both: Any = Cascade(cached(prior), cached(advised(model.second)))
-    return both  # With the interface of a model.
-  return cached(advised(model))
+  cached = lambda part: part if cache_dtype is None else with_cache_dtype(part, cache_dtype)
+  second = model.second if isinstance(model, Cascade) else model
+  second = cached(dataclasses.replace(second, mesh=mesh, remedy=functools.partial(
+      family.remedy, str(name_or_folder), second.config)))
+  if not isinstance(model, Cascade):
+    return second
+  # A prior has the advice of `Parts.build_prior`: its networks have other roles in this folder.
+  both: Any = Cascade(cached(dataclasses.replace(model.prior, mesh=mesh)), second)
+  return both  # With the interface of a model.
 
 
 def with_cache_dtype(model: Model, dtype: str) -> Model:

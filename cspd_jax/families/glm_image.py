@@ -6,12 +6,11 @@ import functools
 import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, LOCAL, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Handover
-from cspd_jax.models import eagle, glm_image, transformer
+from cspd_jax.models import eagle, glm_image
 from cspd_jax.text import bpe, templates
 
 _ADVICE = ('python examples/decode_with_diffusers.py FILE.safetensors draws them with diffusers, '
@@ -32,12 +31,12 @@ def build(parts: Parts) -> Model:
     raise ValueError(f'text has {templates.GLM_TOKENS[-1]} as token {start}, but the target of '
                      f'{parts.name!r} has {config.num_codes} codes before it; use the tokenizer '
                      'file that belongs to it.')
-  conditions = prompt_kinds.tokens(
+  prompt_kind = prompt_kinds.tokens(
       (config.height, config.width), text,
       write and functools.partial(write, small=config.small),
       functools.partial(glm_image.renumbered, config), target.metadata.get('prompts', ()),
       range(config.num_codes), FAMILY.text_forms, num_streams=1)
-  model = decoder_only.build(parts, FAMILY, glm_image.logits_and_features, conditions, None)
+  model = decoder_only.build(parts, FAMILY, glm_image.logits_and_features, prompt_kind, None)
   return dataclasses.replace(
       model, handover=Handover(functools.partial(_arrays, config), glm_image.CODE_PIXELS, _ADVICE,
                                first_cell=config.num_small))
@@ -55,14 +54,11 @@ def _arrays(config: glm_image.GlmImageConfig, tokens: np.ndarray) -> dict[str, n
           'small_tokens': small}
 
 
-_TRANSFORMER = {'glm_image': Kind(
-    glm_image.GlmImageConfig, glm_image.init, transformer.SPLIT, transformer.MATRICES,
-    transformer.ORDERS, transformer.PRODUCTS)}
+_TRANSFORMER = {'glm_image': decoder_only.kind(glm_image.GlmImageConfig, glm_image.init)}
 FAMILY = Family(
     name='glm_image',
     roles={'target': _TRANSFORMER, 'text': {'text': Kind(bpe.TextConfig, bpe.init)},
-           'draft': _TRANSFORMER, 'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS,
-           'local': LOCAL, 'corrector': EAGLE},
+           'draft': _TRANSFORMER, **decoder_only.DRAFTS},
     build=build, resize=decoder_only.resize,
     published=Published(glm_image.PRESETS,
                         lambda config: decoder_only.with_medusa(config, 'glm_image'),

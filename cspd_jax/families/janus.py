@@ -7,7 +7,7 @@ from cspd_jax.families.decoder_only import EAGLE, LOCAL, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
-from cspd_jax.models import eagle, janus, transformer, vq
+from cspd_jax.models import eagle, janus, vq
 from cspd_jax.text import bpe, templates
 
 # Names of control tokens.
@@ -19,18 +19,16 @@ def build(parts: Parts) -> Model:
   target = parts.loaded['target']
   config = target.config
   decoder_only.pair(parts, 'num_codes', ('height', 'width', 'num_codes', 'text_size'))
-  conditions = prompt_kinds.tokens(
+  prompt_kind = prompt_kinds.tokens(
       (config.height, config.width), parts.text(FAMILY.text_forms, config.text_size),
       parts.writer(FAMILY.prompt_writers), functools.partial(janus.renumbered, config),
       target.metadata.get('prompts', ()), forms=FAMILY.text_forms)
   return decoder_only.build(
-      parts, FAMILY, janus.logits_and_features, conditions,
+      parts, FAMILY, janus.logits_and_features, prompt_kind,
       decoder_only.image_tokenizer(parts.loaded.get('tokenizer'), config))
 
 
-_TRANSFORMER = {'janus': Kind(
-    janus.JanusConfig, janus.init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS,
-    transformer.PRODUCTS)}
+_TRANSFORMER = {'janus': decoder_only.kind(janus.JanusConfig, janus.init)}
 FAMILY = Family(
     name='janus_pro',
     roles={'target': _TRANSFORMER, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},

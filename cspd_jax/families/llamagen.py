@@ -8,11 +8,10 @@ import jax
 import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, LOCAL, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions
+from cspd_jax.generation.parts import PromptKind
 from cspd_jax.models import eagle, llamagen, t5, transformer, vq
 from cspd_jax.text import bpe
 
@@ -23,11 +22,11 @@ def build(parts: Parts) -> Model:
   decoder_only.pair(parts, 'vocab_size', (
       'vocab_size', 'height', 'width', 'num_classes', 'conditioning', 'caption_dim'))
   return decoder_only.build(
-      parts, FAMILY, llamagen.logits_and_features, _conditions(parts, config),
+      parts, FAMILY, llamagen.logits_and_features, _prompt_kind(parts, config),
       decoder_only.image_tokenizer(parts.loaded.get('tokenizer'), config))
 
 
-def _conditions(parts: Parts, config: llamagen.LlamaGenConfig) -> Conditions:
+def _prompt_kind(parts: Parts, config: llamagen.LlamaGenConfig) -> PromptKind:
   """Returns the prompts; raises ValueError if text parts do not belong to the target."""
   if config.conditioning == 'text':
     parts.pair('t5', dim='caption_dim')
@@ -58,16 +57,13 @@ def _condition(config: llamagen.LlamaGenConfig, count: int) -> Any:
                           jax.ShapeDtypeStruct(size, bool))
 
 
-_LLAMAGEN = {'llamagen': Kind(llamagen.LlamaGenConfig, llamagen.init, transformer.SPLIT,
-                              transformer.MATRICES, transformer.ORDERS,
-                              transformer.PRODUCTS)}
+_LLAMAGEN = {'llamagen': decoder_only.kind(llamagen.LlamaGenConfig, llamagen.init)}
 FAMILY = Family(
     name='llamagen',
     roles={'target': _LLAMAGEN, 'tokenizer': {'vq': Kind(vq.VQConfig, vq.init)},
            't5': {'t5': Kind(t5.T5Config, t5.init, transformer.SPLIT)},
            'text': {'text': Kind(bpe.TextConfig, bpe.init)}, 'draft': _LLAMAGEN,
-           'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'local': LOCAL,
-           'corrector': EAGLE},
+           **decoder_only.DRAFTS},
     build=build,
     published=Published(llamagen.PRESETS, _networks, _condition),
     # Names of control tokens.

@@ -10,7 +10,7 @@ import numpy as np
 
 from cspd_jax.core import naming, programs, progress
 from cspd_jax.files.store import Loaded
-from cspd_jax.generation.parts import Conditions
+from cspd_jax.generation.parts import PromptKind
 from cspd_jax.models import llamagen, t5
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.models.llamagen import Caption
@@ -18,7 +18,7 @@ from cspd_jax.text import bpe, captions as captions_lib, templates
 from cspd_jax.text.bpe import Text
 
 
-def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
+def classes(num_classes: int, names: Sequence[str] = ()) -> PromptKind:
   """Returns the prompts of a class-conditional model: numbers, and names if there are some.
 
   Raises ValueError unless there are `num_classes` different names or none.
@@ -57,7 +57,7 @@ def classes(num_classes: int, names: Sequence[str] = ()) -> Conditions:
     labels = map(label_of, prompts)
     return [names[label] if names else f'class {label}' for label in labels]
 
-  return Conditions(encode, titles, tuple(names) or range(num_classes))
+  return PromptKind(encode, titles, tuple(names) or range(num_classes))
 
 
 def _allowed(num_classes: int, names: Sequence[str]) -> str:
@@ -68,7 +68,7 @@ def _allowed(num_classes: int, names: Sequence[str]) -> str:
   return f'{numbers}, or one of {shown}'
 
 
-def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Conditions:
+def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> PromptKind:
   """Returns the prompts of a text-conditional model: features `caption_dim` wide, or words.
 
   Words need a `t5` network and its tokenizer; one with tokens that the network does not have raises
@@ -102,7 +102,7 @@ def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Con
       return []
     return captions_lib.unknown_words(text, prompt, llamagen.CAPTION_LENGTH)
 
-  return Conditions(encode, titles, (), unknown_words)
+  return PromptKind(encode, titles, (), unknown_words)
 
 
 def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
@@ -150,7 +150,7 @@ def _words(encoder: Loaded | None, text: Text | None) -> str:
 def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | None,
            renumbered: Callable[[Prompt], Prompt], examples: Sequence[str] = (),
            image_ids: Collection[int] = (), forms: Collection[str] = (), num_streams: int = 2
-           ) -> Conditions:
+           ) -> PromptKind:
   """Returns the prompts that a model supports: words, if it has a text part, or a `Prompt`.
 
   In words the names of the template's own tokens and of image tokens are plain text.
@@ -196,7 +196,7 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
   def unknown_words(prompt):
     return [] if text is None else bpe.unknown_words(words(), prompt)
 
-  return Conditions(encode, titles, () if text is None else tuple(examples), unknown_words,
+  return PromptKind(encode, titles, () if text is None else tuple(examples), unknown_words,
                     words=bpe.known_words(text) and bpe.known_words(words()))
 
 

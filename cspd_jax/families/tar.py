@@ -17,8 +17,8 @@ from cspd_jax.files import store
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Handover
-from cspd_jax.models import eagle, early_fusion, tar, transformer, vq
+from cspd_jax.generation.parts import Handover, PromptKind
+from cspd_jax.models import eagle, early_fusion, tar, vq
 from cspd_jax.text import bpe, templates
 
 _ADVICE = ('a model of the family tar draws them: '
@@ -33,15 +33,16 @@ def build_prior(parts: Parts) -> Model:
   config = target.config
   decoder_only.pair(parts, 'num_codes', (
       'height', 'width', 'num_codes', 'first_code', 'vocab_size'))
-  text = parts.text(PRIOR.text_forms, config.vocab_size)
+  text = parts.text(PRIOR_FAMILY.text_forms, config.vocab_size)
   if text is not None:
     templates.tar_codes(text, config.first_code, config.num_codes)
-  conditions = prompt_kinds.tokens(
-      (config.height, config.width), text, parts.writer(PRIOR.prompt_writers),
+  prompt_kind = prompt_kinds.tokens(
+      (config.height, config.width), text, parts.writer(PRIOR_FAMILY.prompt_writers),
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),
-      range(config.first_code, config.first_code + config.num_codes), PRIOR.text_forms,
+      range(config.first_code, config.first_code + config.num_codes), PRIOR_FAMILY.text_forms,
       num_streams=1)
-  model = decoder_only.build(parts, PRIOR, early_fusion.logits_and_features, conditions, None)
+  model = decoder_only.build(
+      parts, PRIOR_FAMILY, early_fusion.logits_and_features, prompt_kind, None)
   # The pixels of a code in the images of 384 pixels that the codes of training are read from.
   return dataclasses.replace(model, handover=Handover(
       lambda tokens: {'codes': tokens.astype(np.int32)}, 384 // config.height, _ADVICE))
@@ -66,7 +67,7 @@ def build(parts: Parts) -> Model | Cascade:
   parts, config = parts._replace(loaded={**parts.loaded, **whole}), whole['target'].config
   decoder_only.pair(parts, 'vocab_size', (
       'height', 'width', 'vocab_size', 'condition_dim', 'num_positions'))
-  prior = parts.of_prior(build_prior)
+  prior = parts.build_prior(build_prior)
   if prior is not None:
     codes = prior.config
     if codes.num_codes != bridge.config.num_codes:
@@ -74,12 +75,12 @@ def build(parts: Parts) -> Model | Cascade:
                        f'has {bridge.config.num_codes}; pass the prior that belongs to it.')
     config.check_codes(np.zeros((1, codes.num_tokens), np.int32))
   model = decoder_only.build(
-      parts, FAMILY, tar.logits_and_features, _conditions(config),
+      parts, FAMILY, tar.logits_and_features, _prompt_kind(config),
       decoder_only.image_tokenizer(parts.loaded.get('tokenizer'), config))
   return model if prior is None else Cascade(prior, model)
 
 
-def _conditions(config: tar.TarConfig) -> Conditions:
+def _prompt_kind(config: tar.TarConfig) -> PromptKind:
   """Returns the prompts of AR-DTok alone: codes."""
 
   def encode(prompts: Any) -> Any:
@@ -91,20 +92,16 @@ def _conditions(config: tar.TarConfig) -> Conditions:
     config.check_codes(prompts)
     return np.asarray(prompts, np.int32)
 
-  return Conditions(encode, lambda codes: [f'codes {i}' for i in range(len(codes))], ())
+  return PromptKind(encode, lambda codes: [f'codes {i}' for i in range(len(codes))], ())
 
 
-_LANGUAGE_MODEL = {'tar_prior': Kind(
-    tar.PriorConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS,
-    transformer.PRODUCTS)}
-_AR_DTOK = {'ar_dtok': Kind(
-    tar.ArDtokConfig, tar.init, transformer.SPLIT, transformer.MATRICES, transformer.ORDERS,
-    transformer.PRODUCTS)}
+_LANGUAGE_MODEL = {'tar_prior': decoder_only.kind(tar.PriorConfig, early_fusion.init)}
+_AR_DTOK = {'ar_dtok': decoder_only.kind(tar.ArDtokConfig, tar.init)}
 _TEXT = {'text': Kind(bpe.TextConfig, bpe.init)}
 # Networks that draft for either of the two models.
 _DRAFTS = {'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS, 'corrector': EAGLE}
 
-PRIOR = Family(
+PRIOR_FAMILY = Family(
     name='tar_prior',
     roles={'target': _LANGUAGE_MODEL, 'text': _TEXT, 'draft': _LANGUAGE_MODEL, **_DRAFTS},
     build=build_prior, resize=decoder_only.resize,

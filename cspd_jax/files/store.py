@@ -174,7 +174,7 @@ def _damaged(path: pathlib.Path, reason: str) -> CheckpointError:
 
 
 class Loaded(NamedTuple):
-  """A loaded model of a kind of `KINDS`; metadata is the argument `extra` of `save`."""
+  """A loaded network of a kind of `KINDS`; metadata is the argument `extra` of `save`."""
 
   kind: str
   config: Any
@@ -189,10 +189,10 @@ def shipped() -> list[str]:
 
 def save(path: str | os.PathLike, kind: str, config: Any, params: Params, *, dtype: Any = None,
          extra: Mapping[str, Any] | None = None, allow_nonfinite: bool = False) -> None:
-  """Saves a model, and replaces an older one in the same folder, completely or not at all.
+  """Saves a network, and replaces an older one in the same folder, completely or not at all.
 
-  The kind is a key of `KINDS`, and the config has the model's sizes. `dtype` is the stored dtype of
-  floating-point parameters, None preserves theirs; `extra` are JSON values by name, which `load`
+  The kind is a key of `KINDS`, and the config has the network's sizes. `dtype` is the stored dtype
+  of floating-point parameters, None preserves theirs; `extra` are JSON values by name, which `load`
   returns as metadata; `allow_nonfinite` is whether parameters may be NaN or infinite.
 
   Raises:
@@ -212,7 +212,7 @@ def save_groups(
     state: Mapping[str, Any] | None = None, dtype: Any = None,
     extra: Mapping[str, Any] | None = None, allow_nonfinite: bool = False,
     progress: Callable[[int, int], None] | None = None) -> None:
-  """Saves a model like `save`, but builds one group of parameters after the other.
+  """Saves a network like `save`, but builds one group of parameters after the other.
 
   The groups are functions that each return a part of the parameters' tree. Those that a killed
   process wrote are reused by the next one with the same `state`, JSON values by name on which they
@@ -313,7 +313,7 @@ def check_place(path: str | os.PathLike, parts: Iterable[str] = ('.',),
 def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | None = None,
          sharding: Any = None, verify: bool = True, allow_nonfinite: bool = False,
          for_decoding: bool = False, name: str = 'path_or_name') -> Loaded:
-  """Loads a model: a folder written by `save`, or a shipped model by its name.
+  """Loads a network: a folder written by `save`, or a shipped network by its name.
 
   Args:
     dtype: the dtype of the floating-point parameters; None preserves the stored one.
@@ -374,12 +374,12 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
   return Loaded(kind, config, params, metadata)
 
 
-def opened(path_or_name: str | os.PathLike, *, name: str = 'path_or_name') -> Loaded:
-  """Opens a model: its parameters are `weights.Leaf` by name, which are read when they are used.
+def opened(path_or_name: str | os.PathLike) -> Loaded:
+  """Opens a network: its parameters are `weights.Leaf` by name, which are read when they are used.
 
   Arguments and errors as for `load`, which also compares the files with their digests.
   """
-  folder = _find(path_or_name, name)
+  folder = _find(path_or_name)
   kind, config, metadata, digests = _described(folder)
   stored = _stored(folder, kind, _expected(KINDS[kind], config), digests, verify=True)
   return Loaded(kind, config, stored, metadata)

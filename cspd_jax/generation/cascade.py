@@ -18,14 +18,13 @@ import jax
 import numpy as np
 
 from cspd_jax.core import batches, guarantees
-from cspd_jax.core.batches import Progress
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.generation import decode, images as images_lib, memory, pixels, prompts as prompts_lib
 from cspd_jax.generation.decode import Partial
-from cspd_jax.generation.images import Images, fitted, fitting_images
+from cspd_jax.generation.images import Images, build_fitted
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions
+from cspd_jax.generation.parts import PromptKind
 from cspd_jax.generation.results import Generated
 from cspd_jax.generation.sampler import Sampler
 
@@ -40,7 +39,9 @@ _NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 class Cascade:
   """A model of images that a second model draws from the tokens of a first one.
 
-  All other attributes are those of the second model: `pixels`, `target`, `params` and so on.
+  It is called as a `Model`, with the prior's options by name as `prior`, and the prompts may be
+  tokens of the prior. The result's `prior` are the tokens that the prior drew. All other attributes
+  are the second model's: `pixels`, `target`, `params` and so on.
 
   Attributes:
     prior: the first model, which reads the prompts.
@@ -68,20 +69,31 @@ class Cascade:
     return self.prior.prompts
 
   @property
-  def conditions(self) -> Conditions:
-    """The prompts of the prior, and its tokens."""
-    return self.prior.conditions._replace(
-        encode=self.condition, titles=lambda prompts: (
-            self.second if are_tokens(prompts) else self.prior).conditions.titles(prompts))
+  def prompt_kind(self) -> PromptKind:
+    """The prompts of the prior; the titles are also those of its tokens."""
+    return self.prior.prompt_kind._replace(titles=lambda prompts: (
+        self.second if are_tokens(prompts) else self.prior).prompt_kind.titles(prompts))
 
   def condition(self, prompts: Any) -> Any:
-    """Returns the condition of the second model: for words, tokens of the prior.
+    """Returns the condition of the second model for tokens `[B, T]` of the prior.
 
-    They are drawn with the prior's default decoder and options, and the seed 0.
+    Words raise ValueError: a prior draws the tokens with options of its own.
     """
     if not are_tokens(prompts):
-      prompts = np.asarray(decode.decoded(self.prior.images(prompts, pixels=False)).tokens)
+      raise ValueError(f'prompts is {prompts!r:.80}, but the condition of images is tokens of '
+                       'the prior; pass model.prior.generate(prompts).tokens.')
     return self.second.condition(prompts)
+
+  def drawing(self, prompts: Any) -> Model:
+    """Returns the second model, which reads these prompts as the tokens that the prior draws.
+
+    That is for measuring it alone. They are drawn with the prior's default decoder and options, and
+    the seed 0; other prompts raise KeyError.
+    """
+    listed = list(dict.fromkeys(prompts_lib.chosen(self, prompts)))
+    tokens = dict(zip(listed, decode.decoded(self.prior.images(listed, pixels=False)).tokens))
+    return dataclasses.replace(self.second, prompt_kind=self.prior.prompt_kind._replace(
+        encode=lambda prompts: self.second.condition(np.stack([tokens[p] for p in prompts]))))
 
   def with_prefix(self, tokens: Any) -> 'Cascade':
     """Returns the model of images that begin with these tokens; see `Model.with_prefix`."""
@@ -91,16 +103,7 @@ class Cascade:
     """Returns the model with other parameters of its second model; see `Model.with_params`."""
     return Cascade(self.prior, self.second.with_params(params))
 
-  def generate(self, prompts: Any = None, *, prefix: Any = None, rows: int | None = None,
-               progress: Progress | bool | None = None, **options: Any) -> Generated:
-    """Generates one image per prompt; the other arguments are those of `images`.
-
-    `prefix`, `rows` and `progress` are as for `Model.generate`, as are the errors. Returns the
-    images; their `prior` are the tokens of the prior.
-    """
-    images = images_lib.with_prefix(self, prefix, rows, prompts).images(prompts, **options)
-    images_lib.warn(images)
-    return decode.generate(images, progress)
+  generate = Model.generate
 
   def stream(self, prompts: Any = None, *, seed: Any = 0, prefix: Any = None,
              rows: int | None = None, every: int = 1, progress: bool = True, **options: Any
@@ -116,10 +119,10 @@ class Cascade:
       return self.second.stream(prompts, seed=seed, prefix=prefix, rows=rows, every=every,
                                 progress=progress, **options)
     prompts = prompts_lib.chosen(self, prompts)
-    model = images_lib.with_prefix(self, prefix, rows, prompts)
+    model = images_lib.with_prefix(self, prefix, rows)
     sampler = model.sampler(batch_size=prompts_lib.count(self, prompts), **options)
     images = sampler.images(prompts, seed=seed)
-    sampler.fitting(images, 'prompts')
+    sampler.check_fits(images, 'prompts')
     images_lib.warn(images)
     return sampler.stream(images, int(every), progress)
 
@@ -146,7 +149,7 @@ class Cascade:
       return self.second.images(prompts, options, seed=seed, decoder=decoder, batch_size=batch_size,
                                 most=most, raw_log_probs=raw_log_probs)
     listed = prompts_lib.chosen(self, prompts)
-    return fitting_images(
+    return build_fitted(
         lambda size: self.sampler(batch_size=size, **options).images(listed, seed=seed),
         prompts_lib.count(self, listed), batch_size, most)
 
@@ -186,12 +189,7 @@ class CascadeSampler:
   first: Sampler
   second: Sampler
 
-  def __call__(self, prompts: Any = None, *, seed: Any = 0, progress: Progress | bool | None = None
-               ) -> Generated:
-    """Generates one image per prompt; the arguments are those of `Model.generate`."""
-    images = fitted(self.images(prompts, seed=seed))
-    images_lib.warn(images)
-    return decode.generate(images, progress)
+  __call__ = Sampler.__call__
 
   def images(self, prompts: Any = None, *, seed: Any = 0) -> 'CascadeImages':
     """Returns the images of these prompts of the prior; see `Sampler.images`."""
@@ -233,19 +231,24 @@ class CascadeSampler:
     """Estimates the memory that decoding needs after the prior."""
     return self.second.estimate(images.second)
 
-  def fitting(self, images: 'CascadeImages', argument: str | None) -> int:
-    """Returns the largest batch size that fits in memory for both; see `Sampler.fitting`."""
-    size = self.first.fitting(images.first, argument)
-    return self.second.fitting(images.second.with_batch_size(size), argument)
+  def check_fits(self, images: 'CascadeImages', argument: str = 'batch_size') -> None:
+    """Raises ValueError if a batch does not fit in memory; see `Sampler.check_fits`."""
+    self.first.check_fits(images.first, argument)
+    self.second.check_fits(images.second, argument)
 
-  def parts(self, images: 'CascadeImages') -> Iterator[tuple[np.ndarray, 'Both']]:
-    """Decodes some batches of the prior, then the images of these, and so on; see `Sampler.parts`.
-    """
-    for start in range(0, len(images), size := _BATCHES_AHEAD * images.batch_size):
+  def largest_batch(self, images: 'CascadeImages') -> int:
+    """Returns the largest batch size that fits in memory for both; see `Sampler.largest_batch`."""
+    return self.second.largest_batch(
+        images.second.with_batch_size(self.first.largest_batch(images.first)))
+
+  def batches(self, images: 'CascadeImages') -> Iterator[tuple[np.ndarray, 'Both']]:
+    """Decodes some batches of the prior, then their images, and so on; see `Sampler.batches`."""
+    size = _BATCHES_AHEAD * images.batch_size
+    for start in range(0, len(images), size):
       index = np.arange(start, min(start + size, len(images)))
       part = images.pick(index)
       first = decode.decoded(part.first)
-      for numbers, second in self.second.parts(part.then(first)):
+      for numbers, second in self.second.batches(part.then(first)):
         yield index[numbers], Both(batches.select(first, numbers), second)
 
   def stream(self, images: 'CascadeImages', every: int, progress: bool = False
@@ -297,11 +300,6 @@ class CascadeImages:
     return len(self.first)
 
   @property
-  def prompts(self) -> Any:
-    """The caller's prompts."""
-    return self.first.prompts
-
-  @property
   def titles(self) -> Sequence[str]:
     """The prompts in words `[B]`."""
     return self.first.titles
@@ -335,11 +333,6 @@ class CascadeImages:
     """Returns the images with at most `size` of them at once."""
     return dataclasses.replace(self, first=self.first.with_batch_size(size),
                                second=self.second.with_batch_size(size))
-
-  def with_seeds(self, seeds: Sequence[tuple[int, int]]) -> Self:
-    """Returns the images with other seeds and numbers `[B]`."""
-    return dataclasses.replace(self, first=self.first.with_seeds(seeds),
-                               second=self.second.with_seeds(seeds))
 
   def then(self, decoded: Any) -> Images:
     """Returns the images of the second model, given the result of the prior's decoder."""

@@ -38,11 +38,15 @@ def generate(images: Any, progress: Progress | bool | None = None) -> Generated:
     with compilations.reported(), progress_lib.bar('generating') as show:
       show(0, len(images))
       return sampler.result(images, decoded(images, show))
-  steps = [0, len(images)]
-  doing = lambda: f'generating with {sampler.text}, {steps[0]} of {steps[1]} images are complete'
+  done = 0
+
+  def count(now: int, total: int) -> None:
+    nonlocal done
+    done = now
+
+  doing = lambda: f'generating with {sampler.text}, {done} of {len(images)} images are complete'
   with compilations.told(doing, progress is None):
-    return sampler.result(images, decoded(
-        images, progress or (lambda *now: steps.__setitem__(slice(2), now))))
+    return sampler.result(images, decoded(images, progress or count))
 
 
 def decoded(images: Any, progress: Progress | None = None) -> Any:
@@ -51,7 +55,7 @@ def decoded(images: Any, progress: Progress | None = None) -> Any:
   `progress` is called with the number of finished images and of all images. NaN or infinity of
   the model raises ValueError.
   """
-  return gathered(images.sampler.parts(images), len(images), progress)
+  return gathered(images.sampler.batches(images), len(images), progress)
 
 
 def gathered(parts: Iterator[tuple[np.ndarray, Any]], count: int, progress: Progress | None = None
@@ -83,29 +87,15 @@ def batch(images: Images, index: np.ndarray, num_new: int) -> Any:
   return images.sampler.check_result(images.pick(index[:num_new]), result)
 
 
-def in_slots(images: Images) -> Iterator[tuple[np.ndarray, Any]]:
-  """Decodes in slots: a row whose image is complete starts the next one, if that saves rounds.
-
-  Without drafts, every image requires the same number of rounds, and continuous tokens and several
-  devices support no slots; see `Sampler.refills`. Yields numbers and checked results.
-  """
-  for group in refilled(images):
-    yield group.image, images.sampler.check_result(images.pick(group.image), group.decoded)
-
-
 def refilled(images: Images) -> Iterator[continuous_batching.Finished]:
   """Decodes images of discrete tokens in `batch_size` slots; a free one starts the next image.
 
   Yields the images that became complete, which are not checked, as NumPy arrays.
   """
   sampler, size = images.sampler, images.batch_size
-  sampler.measure(images.condition, size)
-  build = lambda: continuous_batching.jitted(
-      sampler.decoder, size, sampler.text, sampler.inspect('slots', size))
-  jitted = programs.get_or_build(
-      sampler.model.kept.programs, sampler.program('slots', size), build)
-  return continuous_batching.run(
-      jitted, sampler.model.params, len(images), images.inputs, sampler.draft_params)
+  sampler.check_rounding(images.condition, size)
+  return continuous_batching.run(sampler.jitted_slots(size), sampler.model.params, len(images),
+                                 images.inputs, sampler.draft_params)
 
 
 def check_valid(decoder: AnyDecoder, decoded: Any, names: Sequence[str]) -> None:
@@ -135,7 +125,7 @@ def stream(images: Images, every: int, progress: bool = False) -> Iterator['Part
   """
   sampler, count = images.sampler, len(images)
   model, size = sampler.model, sampler.decoder.target.num_tokens
-  sampler.measure(images.condition, count)
+  sampler.check_rounding(images.condition, count)
   start, go_on, finish = _stepped(sampler, every)
   condition, keys, sampling = images.inputs(np.arange(count))
   doing = lambda: f'decoding with {sampler.text}'
@@ -157,9 +147,9 @@ def _stepped(sampler: Any, every: int) -> tuple[Callable[..., Any], ...]:
   """Returns the jitted prefill, `rounds` and end of a stream, which the model keeps."""
   decoder = sampler.decoder
   jit = functools.partial(
-      programs.jit, short_sums=True, inspect=sampler.inspect('stream', every))
+      programs.jit, short_sums=True, inspect=sampler.kernel_check('stream', every))
   return programs.get_or_build(
-      sampler.model.kept.programs, sampler.program('stream', every),
+      sampler.model.kept.programs, sampler.program_key('stream', every),
       lambda: (jit(decoder.start, label=f'the prefill of {sampler.text}'),
                jit(rounds(decoder, every), label=sampler.text),
                programs.jit(decoder.finish, short_sums=True)))
@@ -190,7 +180,7 @@ class Partial:
     decoded: the decoder's result so far, NumPy arrays; tokens that are not committed are undefined.
     count: `[B]` number of committed tokens, including the prefix.
     complete: whether all images are complete.
-    to_result: `decoded -> Generated` of complete images; None for that of their sampler.
+    to_result: `decoded -> Generated` of complete images; None for their sampler's.
     next_size: height and width of the images that a second model will draw from these tokens, in
       pixels; None if these are the tokens of the images. See `Cascade`.
   """
@@ -199,6 +189,7 @@ class Partial:
   decoded: Any
   count: np.ndarray
   complete: bool
+  # Of a `Cascade` only.
   to_result: Callable[[Any], Generated] | None = None
   next_size: tuple[int, int] | None = None
 

@@ -225,7 +225,7 @@ class Gallery:
     sampler = self.images.sampler
     if watch is None:
       images = self.images.pick(missing)
-      for index, decoded in sampler.parts(images):
+      for index, decoded in sampler.batches(images):
         if len(index):
           yield [missing[i] for i in index], sampler.result(images.pick(index), decoded)
       return

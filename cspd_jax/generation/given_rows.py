@@ -1,4 +1,4 @@
-"""Images whose first rows the caller supplies, as tokens, as pictures or as a file."""
+"""The `prefix` of `Model.generate`: first rows of images, as tokens, as pictures or as a file."""
 
 import functools
 import os
@@ -24,11 +24,11 @@ def row_width(model: Any) -> int:
   return target.row_width
 
 
-def tokens(model: Any, prefix: Any, rows: int | None, count: int) -> np.ndarray:
-  """Returns the tokens of the prefix of images `[count, P]` int32, whole rows.
+def tokens(model: Any, prefix: Any, rows: int | None) -> np.ndarray:
+  """Returns the tokens of the prefix of images `[B, P]` int32, whole rows; `B` may be 1 for all.
 
-  The prefix is tokens `[P]`, or `[count, P]` with one row per image, as in `Generated.tokens`;
-  images as in `Generated.images`, `[H, W, 3]` or `[count, H, W, 3]`, uint8, or floats in [-1, 1];
+  The prefix is tokens `[P]`, or `[B, P]` with one row per image, as in `Generated.tokens`;
+  images as in `Generated.images`, `[H, W, 3]` or `[B, H, W, 3]`, uint8, or floats in [-1, 1];
   or the path of an image file, which is turned as its EXIF orientation says, put on white where
   it is transparent, cropped to its centre and resized to the model's size. `rows` of tokens are
   used; None means all tokens, or half the rows of an image. Anything else raises ValueError.
@@ -61,10 +61,7 @@ def tokens(model: Any, prefix: Any, rows: int | None, count: int) -> np.ndarray:
     if result.shape[1] < rows * width:
       raise ValueError(f'rows is {rows}, but prefix has {result.shape[1]} tokens, {width} per '
                        'row; pass more tokens, or fewer rows.')
-  if len(result) not in (1, count):
-    raise ValueError(f'prefix has {len(result)} images for {count} prompts; pass one for all, or '
-                     'one for each.')
-  return np.broadcast_to(result, (count, result.shape[1]))
+  return result
 
 
 def checked(model: Any, tokens: Any) -> np.ndarray:

@@ -32,11 +32,10 @@ class Images:
     unknown_words: `[B]` words of the prompts that do not reach the model.
     seeds: `[B]` seed and number of every image; or one random key per image.
     sampling: the sampling options of these images.
-    active: the same as the program takes them. Whether one is off depends on all images of the
-      sampler, and not on the rows of a batch.
+    active: the same as the program takes them; see `Sampler.active`.
     batch_size: images decoded at once.
     slots: whether a row whose image is complete may start the next one.
-    stage: 0, or of a `Cascade` the number of models that follow; each has random keys of its own.
+    stage: 1 for the prior of a `Cascade`, whose random keys are folded once more; otherwise 0.
   """
 
   sampler: Any
@@ -70,10 +69,6 @@ class Images:
     """Returns the images with at most `size` of them at once."""
     return dataclasses.replace(self, batch_size=min(size, self.batch_size))
 
-  def with_seeds(self, seeds: Sequence[tuple[int, int]]) -> Self:
-    """Returns the images with other seeds and numbers `[B]`."""
-    return dataclasses.replace(self, seeds=seeds)
-
   @usual_promotion
   def inputs(self, index: np.ndarray) -> tuple[Any, jax.Array, Any]:
     """Returns condition, random keys and sampling options of the images with these numbers."""
@@ -87,8 +82,6 @@ class Images:
   @property
   def recorded(self) -> dict[str, Any]:
     """The sampling options by name as plain numbers and lists, as images record them."""
-    if self.sampling is self.sampler.sampling:
-      return self.sampler.recorded
     return atomic.plain(options.named(self.sampler.model.table, self.sampling))
 
   @property
@@ -105,15 +98,14 @@ class Images:
     return prompts_lib.sentences(dict(zip(self.titles, self.unknown_words)))
 
 
-def with_prefix(model: Any, prefix: Any, rows: int | None, prompts: Any) -> Any:
-  """Returns the model, or the one of images that begin with the rows of a prefix, one per prompt.
+def with_prefix(model: Any, prefix: Any, rows: int | None) -> Any:
+  """Returns the model, or the one of images that begin with the rows of a prefix.
 
   The arguments are those of `Model.generate`; without a prefix it is the model itself.
   """
   if prefix is None and rows is None:
     return model
-  return model.with_prefix(given_rows.tokens(
-      model, prefix, rows, prompts_lib.count(model, prompts)))
+  return model.with_prefix(given_rows.tokens(model, prefix, rows))
 
 
 def fitted(images: Any) -> Any:
@@ -122,29 +114,31 @@ def fitted(images: Any) -> Any:
   A batch size that the caller has set, and that is too large, raises ValueError.
   """
   sampler = images.sampler
-  argument = None if sampler.batch_size is None else 'batch_size'
-  while (size := sampler.fitting(images, argument)) < images.batch_size:
+  if sampler.batch_size is not None:
+    sampler.check_fits(images)
+    return images
+  while (size := sampler.largest_batch(images)) < images.batch_size:
     images = images.with_batch_size(size)
   return images
 
 
-def fitting_images(build: Callable[[Any], Any], count: int, batch_size: Any, most: int | None = None
-                   ) -> Any:
+def build_fitted(build: Callable[[Any], Any], count: int, batch_size: Any, most: int | None = None
+                 ) -> Any:
   """Returns `build(size)`, images with a sampler for as many at once, for the largest that fits.
 
   `batch_size` is the caller's, which must fit, or None; `most` is then the largest, None for all.
   """
-  size = batch_size
-  if batch_size is None:
-    size = count if most is None else min(count, most)
-  elif isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool):
-    size = min(count, int(batch_size))
-  while True:
-    images = build(size)
-    fitting = images.sampler.fitting(images, None if batch_size is None else 'batch_size')
-    if fitting == size:
-      return images
-    size = fitting  # The default decoder may be another one for a smaller batch.
+  if batch_size is not None:
+    if isinstance(batch_size, int | np.integer) and not isinstance(batch_size, bool):
+      batch_size = min(count, int(batch_size))
+    images = build(batch_size)
+    images.sampler.check_fits(images)
+    return images
+  size = count if most is None else min(count, most)
+  # The default decoder may be another one for a smaller batch.
+  while (largest := (images := build(size)).sampler.largest_batch(images)) < size:
+    size = largest
+  return images
 
 
 def warn(images: Any) -> None:

@@ -64,11 +64,15 @@ def live_cache(target: Target | continuous.Target, params: Params, condition: Co
 class Estimate(NamedTuple):
   """The memory that a decode needs on each of its devices, about, and the memory that is free.
 
-  `per_image` are bytes per image that is decoded at once, carried from round to round, `fixed`
-  those of parameters that are not on the device yet, and of copies; `free` is None if unknown.
-  Images are divided over `groups` of devices; `queue` is their number, if rows that are complete
-  start the next image, otherwise 0. `intermediate` is `images of a group ->` bytes of a round's
-  intermediate results.
+  Compiled programs need 0.7 to 1.25 times as much.
+
+  Attributes:
+    per_image: bytes that an image carries from round to round.
+    fixed: bytes of parameters still to be placed, and of their copies.
+    free: bytes that are free; None if unknown.
+    groups: of devices, over which images are divided.
+    queue: the number of images, if rows that are complete start the next image; otherwise 0.
+    intermediate: maps the images of a group to bytes of a round's intermediate results.
   """
 
   per_image: float
@@ -119,33 +123,36 @@ def per_image(decoder: AnyDecoder, params: Params, condition: Condition, samplin
   return cache, size(state) - cache
 
 
-def estimate(carried: tuple[float, float], params: Any, devices: Sequence[Any],
-             intermediate: Callable[[int], float], *, groups: int = 1, queue: int = 0) -> Estimate:
-  """Estimates the memory of a decode; compiled programs need 0.7 to 1.25 times as much.
+def estimate(model: Any, key: Hashable, decoder: AnyDecoder, condition: Any, sampling: Any,
+             draft_params: Any = None, *, queue: int = 0) -> Estimate:
+  """Estimates the memory of a decode of a `Model`.
 
-  Counts what a round carries to the next one, `per_image`, and the intermediate results of a round.
-  On CPUs, where XLA computes in float32, parameters in 16 bits have a copy in float32, and int8
-  matrices one in the dtype of the others.
-
-  Args:
-    carried: of `per_image`.
-    params: the parameters of the target and of the drafter.
-    devices: the devices that they are on, or divided over.
-    intermediate: of the decoder.
-    groups: of devices, over which images are divided.
-    queue: the number of images, if rows that are complete start the next image; otherwise 0.
+  The bytes per image are kept under the key of the decoder's program. Condition and options are
+  arrays of at least one image; `queue` is as for `Estimate`.
   """
+  row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
+              for tree in (condition, sampling))
+  name = key, jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
+                                         for leaf in jax.tree.leaves(row))
+  if name not in model.kept.estimates:
+    model.kept.estimates[name] = per_image(decoder, model.params, row[0], row[1], draft_params)
+  cache, rest = model.kept.estimates[name]
+  devices, params = model.devices, (model.params, draft_params)
+  groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
   # Within a group, the cache is divided as the parameters are, and everything else is not.
-  cache, rest = carried
   placements = (getattr(leaf, 'sharding', None) for leaf in jax.tree.leaves(params))
   is_divided = any(place is not None and not place.is_fully_replicated for place in placements)
   parts = len(devices) // groups if is_divided else 1
   return Estimate(cache / parts + rest, _fixed(params, devices[0].platform), free(devices), groups,
-                  queue, intermediate)
+                  queue, decoder.intermediate)
 
 
 def _fixed(params: Any, platform: str) -> float:
-  """Returns the bytes of parameters that a device does not hold yet, and of their copies."""
+  """Returns the bytes of parameters that a device does not hold yet, and of their copies.
+
+  On CPUs, where XLA computes in float32, parameters in 16 bits have a copy in float32, and int8
+  matrices one in the dtype of the others.
+  """
   leaves = jax.tree.leaves(params)
   if platform != 'cpu':
     return size([leaf for leaf in leaves if not isinstance(leaf, jax.Array)])
@@ -155,32 +162,23 @@ def _fixed(params: Any, platform: str) -> float:
   return 2 * size(narrow) + rounded * (2 if narrow else 4)
 
 
-def of_model(model: Any, name: Hashable, decoder: AnyDecoder, condition: Any, sampling: Any,
-             draft_params: Any = None, *, queue: int = 0) -> Estimate:
-  """Estimates the memory of a decode of a `Model`; see `estimate`.
-
-  The bytes per image are kept under the name of the decoder's program. Condition and options are
-  arrays of at least one image. `queue` is the number of images, if rows that are complete start
-  the next image; otherwise 0.
-  """
-  row = tuple(jax.tree.map(lambda leaf: leaf[:1] if np.ndim(leaf) else leaf, tree)
-              for tree in (condition, sampling))
-  key = name, jax.tree.structure(row), *((np.shape(leaf), jnp.result_type(leaf))
-                                         for leaf in jax.tree.leaves(row))
-  if key not in model.kept.estimates:
-    model.kept.estimates[key] = per_image(decoder, model.params, row[0], row[1], draft_params)
-  groups = 1 if model.mesh is None else model.mesh.shape[sharding.DATA]
-  return estimate(model.kept.estimates[key], (model.params, draft_params), model.devices,
-                  decoder.intermediate, groups=groups, queue=queue)
-
-
-def check_model(model: Any, specification: str | Spec, needs: Estimate, batch_size: int,
-                argument: str = 'batch_size') -> None:
+def check(model: Any, specification: str | Spec, needs: Estimate, batch_size: int,
+          argument: str = 'batch_size') -> None:
   """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
 
   `argument` is the one that sets their number: 'batch_size' or 'prompts'.
   """
-  options = []
+  if argument == 'prompts':
+    needs = needs._replace(queue=0, groups=1)  # No image waits, and every group has all of them.
+  if needs.free is None or needs.fits(batch_size):
+    return
+  images = f'{batch_size} image{"s"[:batch_size != 1]}'
+  subject = f'batch_size is {batch_size}' if argument == 'batch_size' else f'prompts has {images}'
+  remedies = []
+  if batch_size > 1 and needs.fits(1):
+    most = needs.most(batch_size)
+    remedies.append(f'pass batch_size={most} or less' if argument == 'batch_size' else
+                    f'pass at most {most} prompt{"s"[:most != 1]}')
   if model.devices[0].platform != 'cpu':  # Narrow parameters have wider copies there.
     loaded, cached = precision(model), has_cache(model)
     options = [option for option, helps in {
@@ -189,7 +187,12 @@ def check_model(model: Any, specification: str | Spec, needs: Estimate, batch_si
         "cache_dtype='int8'": cached and 'cache_dtype' not in loaded,
         'sharding, a mesh of several devices': len(jax.devices()) > len(model.devices),
     }.items() if helps]
-  check(str(specification), needs, batch_size, argument, model.devices[0].device_kind, options)
+    if options:
+      remedies.append(f'load the model with {" or ".join(options)}')
+  raise ValueError(f'{subject}, but decoding {images} at once with {specification} needs at least '
+                   f'{_gigabytes(needs.needed(batch_size))} of memory, and '
+                   f'{_gigabytes(needs.free)} are free on {model.devices[0].device_kind}; '
+                   f'{", or ".join(remedies) or "use a device with more memory"}.')
 
 
 def precision(model: Any) -> dict[str, str]:
@@ -206,32 +209,6 @@ def has_cache(model: Any) -> bool:
   """Whether the target of a `Model` caches keys and values; masked models do not."""
   target = model.target(False)
   return isinstance(target, Target) or target.cached is not None
-
-
-def check(specification: str, needs: Estimate, batch_size: int, argument: str, device_kind: str,
-          options: Sequence[str] = ()) -> None:
-  """Raises ValueError if decoding `batch_size` images at once clearly does not fit in memory.
-
-  `argument` is the one that sets their number: 'batch_size' or 'prompts'. `options` are those of
-  `load` with which the model would need less.
-  """
-  if argument == 'prompts':
-    needs = needs._replace(queue=0, groups=1)  # No image waits, and every group has all of them.
-  if needs.free is None or needs.fits(batch_size):
-    return
-  images = f'{batch_size} image{"s"[:batch_size != 1]}'
-  subject = f'batch_size is {batch_size}' if argument == 'batch_size' else f'prompts has {images}'
-  remedies = []
-  if batch_size > 1 and needs.fits(1):
-    most = needs.most(batch_size)
-    remedies.append(f'pass batch_size={most} or less' if argument == 'batch_size' else
-                    f'pass at most {most} prompt{"s"[:most != 1]}')
-  if options:
-    remedies.append(f'load the model with {" or ".join(options)}')
-  raise ValueError(f'{subject}, but decoding {images} at once with {specification} needs at least '
-                   f'{_gigabytes(needs.needed(batch_size))} of memory, and '
-                   f'{_gigabytes(needs.free)} are free on {device_kind}; '
-                   f'{", or ".join(remedies) or "use a device with more memory"}.')
 
 
 def check_batch(batch_size: int, per_image: float, which: str = '') -> None:

@@ -4,7 +4,7 @@
     Model.images               encodes the prompts, and finds or builds the sampler of the options
       Model.sampler            a decoder with its options, checked and built once: `sampler.Sampler`
       Sampler.images           a record of the images: conditions, seeds, options: `images.Images`
-      Sampler.fitting          how many of them fit in memory at once
+      Sampler.largest_batch    how many of them fit in memory at once
     decode.generate            runs the compiled decoder, and converts tokens to pixels
 
 `model.sampler(...)(prompts)` skips the search for the sampler. Two models in turn are a
@@ -39,8 +39,15 @@ from cspd_jax.generation import (
   prompts as prompts_lib,
 )
 from cspd_jax.generation.decode import Partial
-from cspd_jax.generation.images import Images, fitting_images, warn, with_prefix
-from cspd_jax.generation.parts import Conditions, DraftNetwork, Handover, Params, Teacher, Tokenizer
+from cspd_jax.generation.images import Images, build_fitted, warn, with_prefix
+from cspd_jax.generation.parts import (
+  DraftNetwork,
+  Handover,
+  ImageTokenizer,
+  Params,
+  PromptKind,
+  Teacher,
+)
 from cspd_jax.generation.results import Generated
 from cspd_jax.generation.sampler import Sampler
 
@@ -63,7 +70,7 @@ class Model:
     grid: rows and columns of tokens.
     build_target: `(guided) -> Target`, with or without the stream of the null condition; call
       `target`, which builds each of them once.
-    conditions: the prompts that it supports.
+    prompt_kind: the prompts that it supports.
     tokenizer: the image tokenizer; None if the model was loaded without one.
     drafts: networks that draft or correct, by the keys of `Table.networks`.
     defaults: default sampling options by name, and 'decoder', a specification or several by device
@@ -74,8 +81,8 @@ class Model:
     mesh: the devices that it is divided over; None for one device.
     prefix: `[P]` or `[B, P]` the first tokens of its images; None without. See `with_prefix`.
     handover: how another program draws the pixels of its tokens; None if an image tokenizer does.
-    remedy: `key of drafts -> ` what gives the model this network if it has none, as the end of a
-      sentence.
+    remedy: maps a key of `drafts` to what gives the model this network if it has none, as the end
+      of a sentence.
     kept: what calls leave for later ones.
   """
 
@@ -85,8 +92,8 @@ class Model:
   params: Params
   grid: tuple[int, int]
   build_target: Callable[[bool], Any]
-  conditions: Conditions
-  tokenizer: Tokenizer | None = None
+  prompt_kind: PromptKind
+  tokenizer: ImageTokenizer | None = None
   drafts: Mapping[str, DraftNetwork] = dataclasses.field(default_factory=dict)
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   teacher: Teacher | None = None
@@ -143,8 +150,8 @@ class Model:
       batch_size: images decoded at once; if None, as many as fit in the memory of the device. With
         more images than that, a row that is complete starts the next one; see `decode`.
       progress: True shows a progress bar and the compiled programs on stderr; or a function, called
-        with the number of finished images and the number of all images. None says what is compiled
-        or done once that takes more than five seconds, and False nothing.
+        with the number of finished images and the number of all images. None reports on stderr only
+        work that takes longer than five seconds; False reports nothing.
       raw_log_probs: whether the result has `Generated.raw_log_probs`; discrete tokens only.
       **options: sampling options (`guidance_scale`, `temperature`, ...), by default the model's,
         and parameters that the specification leaves open (`window`, ...).
@@ -158,7 +165,7 @@ class Model:
 
     Warns of words that the model does not read.
     """
-    images = with_prefix(self, prefix, rows, prompts).images(
+    images = with_prefix(self, prefix, rows).images(
         prompts, options, seed=seed, decoder=decoder, batch_size=batch_size,
         raw_log_probs=raw_log_probs)
     warn(images)
@@ -173,19 +180,18 @@ class Model:
 
     Args:
       every: rounds between two results; the last one always has the complete images.
-      progress: whether a line on stderr says what is compiled once that takes more than five
-        seconds.
+      progress: whether a line on stderr reports a compilation that takes longer than five seconds.
 
     Yields:
       The state of all images.
     """
     decode.check_stream(every, options)
     prompts = prompts_lib.chosen(self, prompts)
-    model = with_prefix(self, prefix, rows, prompts)
+    model = with_prefix(self, prefix, rows)
     count = prompts_lib.count(model, prompts)
     sampler = model._sampler(decoder, count, None, raw_log_probs, options)
     images = sampler.images(prompts, seed=seed)
-    sampler.fitting(images, 'prompts')
+    sampler.check_fits(images, 'prompts')
     warn(images)
     return sampler.stream(images, int(every), progress)
 
@@ -245,7 +251,7 @@ class Model:
     """
     listed = prompts_lib.chosen(self, prompts)
     condition = self.condition(listed)
-    return fitting_images(
+    return build_fitted(
         lambda size: self._sampler(decoder, size, None, raw_log_probs, options).images(
             listed, seed=seed, condition=condition, pixels=pixels),
         prompts_lib.count(self, listed), batch_size, most)
@@ -279,7 +285,7 @@ class Model:
   @property
   def prompts(self) -> Sequence[Any]:
     """Example prompts, such as the names of the model's classes."""
-    return self.conditions.prompts
+    return self.prompt_kind.prompts
 
   @property
   def prefix_length(self) -> int:
@@ -294,7 +300,7 @@ class Model:
     prefixes of the model.
     """
     with jax.ensure_compile_time_eval():  # Prompts are no tracers, in a function under `jit` too.
-      condition = self.conditions.encode(prompts_lib.listed(prompts))
+      condition = self.prompt_kind.encode(prompts_lib.listed(prompts))
     return condition if self.prefix is None else given_rows.condition(self.prefix, condition)
 
   @usual_promotion

@@ -44,7 +44,9 @@ def build(model: Any, specification: Spec, guided: bool) -> AnyDecoder:
   if (required := table.needs(specification)) is not None:
     drafts[required] = model.drafts[required].build(guided)
   if isinstance(target, Target):
-    return discrete.build(specification, target, drafts, model.codebook)
+    # It may have a hundred megabytes.
+    codebook = model.codebook if discrete.reads_codebook(specification) else None
+    return discrete.build(specification, target, drafts, codebook)
   return continuous.build(specification, target, drafts)
 
 

@@ -19,17 +19,18 @@ from cspd_jax.models.ends import Ends
 Params = Any
 
 
-class Conditions(NamedTuple):
-  """The prompts that a model supports.
+class PromptKind(NamedTuple):
+  """The prompts that a model supports, and how they become conditions.
 
   Attributes:
-    encode: `prompts -> condition`: the condition that the target's `prefill` (or `transform`)
-      accepts, with a leading axis `B`; raises ValueError for prompts that are not supported.
-    titles: `prompts -> [B]` a title per image: its prompt in words.
+    encode: maps prompts to the condition that the target's `prefill` (or `transform`) accepts, with
+      a leading axis `B`; raises ValueError for prompts that are not supported.
+    titles: maps prompts to a title per image `[B]`: its prompt in words.
     prompts: example prompts, such as the names of the model's classes.
-    unknown_words: `prompt in words -> ` the words in it that do not reach the model, because its
-      tokenizer has no tokens for them or its preparation of prompts removes them; by default none.
-    params: those of the networks and files that turn words into features; None if nothing does.
+    unknown_words: maps a prompt in words to the words in it that do not reach the model, because
+      its tokenizer has no tokens for them or its preparation of prompts removes them; by default
+      none.
+    params: parameters of what turns words into features; None if nothing does.
     words: the words that reach the model, if only some do, such as those of a small vocabulary;
       None if it reads any.
   """
@@ -42,7 +43,7 @@ class Conditions(NamedTuple):
   words: Sequence[str] | None = None
 
 
-class Tokenizer(NamedTuple):
+class ImageTokenizer(NamedTuple):
   """The image tokenizer.
 
   Attributes:
@@ -68,8 +69,8 @@ class Handover(NamedTuple):
   """How the tokens of images are handed to another program, which draws their pixels.
 
   Attributes:
-    arrays: `tokens [B, T] -> ` NumPy arrays by name with a leading axis `B`, as that program takes
-      them.
+    arrays: maps tokens `[B, T]` to NumPy arrays by name with a leading axis `B`, as that program
+      takes them.
     token_side: pixels of a cell of the grid along each side.
     advice: how pixels are drawn from a saved file, in one line.
     first_cell: number of tokens before those of the grid.
@@ -85,8 +86,8 @@ class DraftNetwork(NamedTuple):
   """A network that a drafter of the target uses.
 
   Attributes:
-    build: `(guided, prefix_length=0) -> ` the network: a `Target`, a `Network`, `Heads` or a
-      `Corrector`. It drafts the tokens that follow a prefix of `prefix_length` tokens; only
+    build: `build(guided, prefix_length=0)` returns the network: a `Target`, a `Network`, `Heads` or
+      a `Corrector`. It drafts the tokens that follow a prefix of `prefix_length` tokens; only
       `Model.with_prefix` sets it. Networks of continuous tokens have no such argument.
     params: the parameters that a decoder accepts as `draft_params`.
   """
@@ -137,9 +138,8 @@ class Kept:
   """What a model keeps between calls; copies that share its programs share it.
 
   Attributes:
-    programs: compiled programs, the newest last; see `core.programs.get_or_build`. Their names, as
-      those of estimates, state the prefix.
-    estimates: bytes of an image's cache and of the rest, by decoder; see `memory.of_model`.
+    programs: compiled programs by `sampler.ProgramKey`, the newest last.
+    estimates: bytes of an image's cache and of the rest, by decoder; see `memory.estimate`.
     same_rounding: whether seed-exact decoders round as their baseline does.
   """
 

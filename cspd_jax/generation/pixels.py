@@ -39,18 +39,6 @@ def decoder(model: Any) -> Callable[[jax.Array], jax.Array]:
   return functools.partial(decode, model.tokenizer.params)
 
 
-def handed(model: Any, tokens: Any) -> dict[str, np.ndarray]:
-  """Returns the tokens of images `[B, T]` as the program takes them that draws their pixels.
-
-  These are arrays by name with a leading axis `B`; see `parts.Handover`. Raises ValueError for
-  models with an image tokenizer, whose `pixels` decodes them.
-  """
-  if model.handover is None:
-    raise ValueError(f'model {model.name!r} is a {model.family!r} model, whose tokens no other '
-                     'program draws; decode them with pixels.')
-  return model.handover.arrays(np.asarray(tokens))
-
-
 def size(model: Any) -> tuple[int, int]:
   """Returns height and width of an image of discrete tokens in pixels; ValueError without any."""
   tokens = jax.ShapeDtypeStruct((1, model.prefix_length + model.num_tokens), np.int32)

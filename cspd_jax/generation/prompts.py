@@ -15,7 +15,7 @@ import numpy as np
 
 from cspd_jax.core import fields
 from cspd_jax.files import reading, store
-from cspd_jax.generation.parts import Conditions
+from cspd_jax.generation.parts import PromptKind
 
 # What the name of a file of JSON objects ends in, and the names of data that are no list of lines.
 _JSON_LINES = ('.jsonl', '.ndjson')
@@ -32,7 +32,7 @@ def chosen(model: Any, prompts: Any) -> Any:
 
 def count(model: Any, prompts: Any) -> int:
   """Returns how many images prompts are for, a model's own ones for None."""
-  return len(model.conditions.titles(chosen(model, prompts)))
+  return len(model.prompt_kind.titles(chosen(model, prompts)))
 
 
 def listed(prompts: Any) -> Any:
@@ -181,11 +181,11 @@ def general() -> list[str]:
   return of_file(store.ASSETS / 'prompts.txt')
 
 
-def unknown_words(conditions: Conditions, prompts: Any, count: int) -> list[list[str]]:
+def unknown_words(kind: PromptKind, prompts: Any, count: int) -> list[list[str]]:
   """Returns the words `[count]` of prompts that do not reach a model; none of other conditions."""
   if not isinstance(prompts, list) or not all(isinstance(prompt, str) for prompt in prompts):
     return [[] for _ in range(count)]
-  words = {prompt: conditions.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
+  words = {prompt: kind.unknown_words(prompt) for prompt in dict.fromkeys(prompts)}
   return [words[prompt] for prompt in prompts]
 
 

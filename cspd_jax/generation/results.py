@@ -43,13 +43,13 @@ class Generated:
     grid: rows and columns of tokens.
     numbers: `[B]` numbers of the images in the names of their files.
     unknown_words: `[B]` the words of every prompt that do not reach the model; empty lists
-      otherwise. See `Conditions.unknown_words`.
+      otherwise. See `PromptKind.unknown_words`.
     labels: `[B]` class number of every image; None without classes.
     prefix_length: number of tokens of the prefix.
     precision: the options of `cspd_jax.load` that round the model's numbers, by name: `dtype`,
       `quantize` and `cache_dtype`.
     handed: arrays `[B, ...]` by name for the program that draws the pixels; None if they are drawn
-      here. See `pixels.handed`.
+      here. See `parts.Handover`.
     prior: what the model's prior drew for these images; None without one.
   """
 

@@ -29,7 +29,7 @@ import numpy as np
 from absl import logging
 
 from cspd_jax import sharding
-from cspd_jax.core import kernels, programs, rows
+from cspd_jax.core import batches, kernels, programs, rows
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding import rounding
 from cspd_jax.decoding.loop import Decoder, State
@@ -42,8 +42,7 @@ _COPIED = 1 << 30
 class SameRounding:
   """What was found of the seed-exact decoders of a model so far.
 
-  The kernels of `vanilla(window=N)` are stored with the compilation cache, too, for other
-  processes.
+  For other processes, the kernels of `vanilla(window=N)` are stored beside the compilation cache.
 
   Attributes:
     differing: specifications of the decoders that are seed-exact up to rounding.
@@ -56,30 +55,33 @@ class SameRounding:
     self._compared: dict[Hashable, bool] = {}
     self.differing: set[str] = set()
 
-  def measure(self, decoder: Any, text: str, program: Hashable, params: Any, condition: Any,
-              mesh: jax.sharding.Mesh | None = None) -> None:
-    """Compares places and rows of the passes of a decoder, the first time for these shapes.
+  def check(self, decoder: Any, text: str, program: Hashable, params: Any, condition: Any,
+            count: int, mesh: jax.sharding.Mesh | None = None) -> None:
+    """Compares places and rows of passes of `count` images, the first time for these shapes.
 
     `text` is the decoder's specification, and `program` what its target depends on in addition to
-    the shapes. The rows of the condition, NumPy arrays, are equal.
+    the shapes. The images have the first row of the condition, NumPy arrays.
     """
-    window = _window(decoder)
-    name = (window, program, *map(np.shape, jax.tree.leaves(condition)))
-    if window > 1 and name not in self._compared:
+    if (window := _window(decoder)) == 1:
+      return
+    name = (window, program, count, *(leaf.shape[1:] for leaf in jax.tree.leaves(condition)))
+    if name not in self._compared:
+      equal = batches.select(condition, np.zeros(count, int))
       self._compared[name] = all(
-          _is_equal(decoder.target, window, each, condition, mesh) for each in _precisions(params))
-    if not self._compared.get(name, True):
+          _is_equal(decoder.target, window, each, equal, mesh) for each in _precisions(params))
+    if not self._compared[name]:
       self.differing.add(text)
 
-  def inspect(self, decoder: Any, text: str, *program: Hashable) -> programs.Inspect | None:
-    """Returns what compares the programs of a decoder, as for `programs.jit`; None if nothing does.
+  def kernel_check(self, decoder: Any, text: str, *program: Hashable) -> programs.Inspect | None:
+    """Returns a callback that compares the kernels of a decoder's programs, for `programs.jit`.
 
-    `text` is the decoder's specification, and `program` what its program depends on besides.
+    None if nothing is to be compared. `text` is the decoder's specification, and `program` what its
+    program depends on besides.
     """
     window = _window(decoder)
-    return functools.partial(self._inspect, text, (window, *program)) if window > 1 else None
+    return functools.partial(self._compare, text, (window, *program)) if window > 1 else None
 
-  def _inspect(self, text: str, program: tuple[Hashable, ...], arguments: tuple[Any, ...],
+  def _compare(self, text: str, program: tuple[Hashable, ...], arguments: tuple[Any, ...],
                compiled: str) -> None:
     # The name of the module is that of the function, such as `join` or `advance` of slots.
     name = (*program, compiled.partition(',')[0], _shapes(arguments))

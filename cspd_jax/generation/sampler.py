@@ -20,11 +20,9 @@ from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import drop_inactive
-from cspd_jax.files import atomic
 from cspd_jax.generation import (
   decode,
   memory,
-  options as options_lib,
   pixels as pixels_lib,
   prompts as prompts_lib,
 )
@@ -34,7 +32,7 @@ from cspd_jax.generation.results import Generated
 
 
 class ProgramKey(NamedTuple):
-  """The name of a compiled program of a model: all that determines it apart from shapes.
+  """The key of a compiled program of a model: all that determines it apart from shapes.
 
   `mode` is () for a whole decode of a batch, otherwise a word, and what it depends on.
   """
@@ -59,8 +57,9 @@ class Sampler:
     draft_params: its drafter's parameters; None if it has none.
     guided: whether images are generated with guidance.
     sampling: the sampling options.
-    active: the sampling options as the program takes them: without those that are off, and with
-      positions from the end of the prefix.
+    active: the sampling options as the program takes them: with positions from the end of the
+      prefix, and without those that are off for all images of a call. A batch of some of them has
+      the same options, because others would be another program.
     batch_size: images decoded at once; None for as many as fit in memory.
     names: specifications of the decoders that `function` contains: more than this one only in
       `measure.bench`, where decoders share a program.
@@ -78,9 +77,8 @@ class Sampler:
   batch_size: int | None
   names: tuple[str, ...]
   function: Callable[..., Any]
-  # Numbers of images and shapes of conditions that fit in memory, and that were measured.
+  # Numbers of images and shapes of conditions that fit in memory.
   _fitting: set[Hashable] = dataclasses.field(default_factory=set, init=False)
-  _measured: set[Hashable] = dataclasses.field(default_factory=set, init=False)
 
   @classmethod
   def build(cls, model: Any, decoder: str | Spec | None, batch_size: int | None,
@@ -140,18 +138,18 @@ class Sampler:
     condition = model.condition(prompts) if condition is None else condition
     # Arrays of a device would compile programs for every number of picked images.
     condition = jax.tree.map(np.asarray, condition)
-    titles = model.conditions.titles(prompts)
+    titles = model.prompt_kind.titles(prompts)
     count = len(titles)
     for name, value in self.sampling._asdict().items():
       if np.shape(value) not in ((), (count,)):
         raise ValueError(f'{name} has shape {np.shape(value)}; it must be a number, or one for '
                          f'each of {count} images.')
     self.decoder.check_condition(condition)
-    if pixels and model.tokenizer is None:
+    if pixels:
       pixels_lib.check(model)
     return Images(
         self, prompts, condition, titles,
-        prompts_lib.unknown_words(model.conditions, prompts, count),
+        prompts_lib.unknown_words(model.prompt_kind, prompts, count),
         prompts_lib.seeds(seed, count) if pixels else prompts_lib.seeds_or_keys(seed, count),
         self.sampling, self.active, min(count, self.batch_size or count), slots)
 
@@ -160,24 +158,16 @@ class Sampler:
     """The specification as text."""
     return str(self.specification)
 
-  @functools.cached_property
-  def recorded(self) -> dict[str, Any]:
-    """The sampling options by name as plain numbers and lists, as images record them."""
-    return atomic.plain(options_lib.named(self.model.table, self.sampling))
-
   @property
   def guarantee(self) -> Guarantee:
     """How images relate to the model's distribution, as far as the programs so far show."""
+    guarantee = self.decoder.guarantee
     differs = self.text in self.model.kept.same_rounding.differing
-    return self._guarantee.rounded if differs else self._guarantee
+    return guarantee.rounded if differs else guarantee
 
   @functools.cached_property
   def _precision(self) -> dict[str, str]:
     return memory.precision(self.model)
-
-  @functools.cached_property
-  def _guarantee(self) -> Guarantee:
-    return self.decoder.guarantee
 
   @property
   def params(self) -> Any:
@@ -188,28 +178,33 @@ class Sampler:
 
   def estimate(self, images: Images) -> memory.Estimate:
     """Estimates the memory that decoding images needs."""
-    return memory.of_model(
-        self.model, self.program(), self.decoder, images.condition, images.active,
-        self.draft_params,
-        queue=len(images) if images.slots and self._can_refill else 0)
+    return memory.estimate(
+        self.model, self.program_key(), self.decoder, images.condition, images.active,
+        self.draft_params, queue=len(images) if images.slots and self._can_refill else 0)
 
-  def fitting(self, images: Images, argument: str | None) -> int:
-    """Returns the batch size, or the largest one below that fits in memory if `argument` is None.
+  def check_fits(self, images: Images, argument: str = 'batch_size') -> None:
+    """Raises ValueError if a batch of images does not fit in memory; see `memory.check`."""
+    if (shapes := self._shapes(images)) not in self._fitting:
+      memory.check(
+          self.model, self.specification, self.estimate(images), images.batch_size, argument)
+      self._fitting.add(shapes)
 
-    Otherwise too little memory raises ValueError; `argument` is as for `memory.check_model`. The
-    same number of images with conditions of the same shapes is not estimated again.
+  def largest_batch(self, images: Images) -> int:
+    """Returns the largest batch size that fits in memory, at most that of the images.
+
+    Raises ValueError if no image does.
     """
     size = images.batch_size
-    key = (len(images), size, images.slots,
-           *map(np.shape, jax.tree.leaves(images.condition)))
-    if key in self._fitting:
-      return size
-    needs = self.estimate(images)
-    if argument is None and (most := needs.most(size)) < size:
-      return most
-    memory.check_model(self.model, self.specification, needs, size, argument or 'batch_size')
-    self._fitting.add(key)
+    if self._shapes(images) not in self._fitting:
+      if (most := self.estimate(images).most(size)) < size:
+        return most
+      self.check_fits(images)
     return size
+
+  def _shapes(self, images: Images) -> tuple[Hashable, ...]:
+    """Returns what the memory of images depends on, so that it is estimated once."""
+    return (len(images), images.batch_size, images.slots,
+            *map(np.shape, jax.tree.leaves(images.condition)))
 
   # What is compiled.
 
@@ -219,11 +214,14 @@ class Sampler:
     return self.model.mesh is None and continuous_batching.supports(self.decoder)
 
   def refills(self, images: Images) -> bool:
-    """Whether rows that are complete start the next image, because that saves rounds."""
+    """Whether a row that is complete starts the next image, because that saves rounds.
+
+    Without drafts every image needs as many rounds; continuous tokens and meshes have no slots.
+    """
     return len(images) > images.batch_size > 1 and images.slots and self._can_refill
 
-  def program(self, *mode: Any) -> ProgramKey:
-    """Returns the name of a program of the decoder."""
+  def program_key(self, *mode: Any) -> ProgramKey:
+    """Returns the key of a program of the decoder."""
     return ProgramKey(self.names, self.guided, self.model.prefix_length,
                       self.decoder.raw_log_probs, mode)
 
@@ -233,44 +231,51 @@ class Sampler:
     more = f' and {len(self.names) - 1} more verifiers' if len(self.names) > 1 else ''
     build = lambda: programs_lib.jit(
         self.function if mesh is None else sharding.over_images(self.function, mesh),
-        label=f'{self.names[0]}{more}', short_sums=True, inspect=self.inspect())
-    return programs_lib.get_or_build(self.model.kept.programs, self.program(), build)
+        label=f'{self.names[0]}{more}', short_sums=True, inspect=self.kernel_check())
+    return programs_lib.get_or_build(self.model.kept.programs, self.program_key(), build)
 
-  def inspect(self, *mode: Any) -> programs_lib.Inspect | None:
-    """Returns what compares the kernels of a program with those of the baseline, or None."""
-    return self.model.kept.same_rounding.inspect(
-        self.decoder, self.text, self.program(*mode)._replace(decoders=()))
+  def jitted_slots(self, count: int) -> continuous_batching.JittedBatcher:
+    """Returns the jitted functions of `count` slots, which the model keeps."""
+    assert isinstance(self.decoder, Decoder)  # Continuous tokens have no slots.
+    mode, decoder = ('slots', count), self.decoder
+    build = lambda: continuous_batching.jitted(decoder, count, self.text, self.kernel_check(*mode))
+    return programs_lib.get_or_build(self.model.kept.programs, self.program_key(*mode), build)
 
-  def measure(self, condition: Any, count: int) -> None:
-    """Measures, the first time, whether a pass of `count` images rounds as the guarantee says.
+  def kernel_check(self, *mode: Any) -> programs_lib.Inspect | None:
+    """Returns a callback that compares a program's kernels with the baseline's, if it must."""
+    return self.model.kept.same_rounding.kernel_check(
+        self.decoder, self.text, self.program_key(*mode)._replace(decoders=()))
+
+  def check_rounding(self, condition: Any, count: int) -> None:
+    """Checks, the first time, whether a pass of `count` images rounds as the guarantee says.
 
     The condition, NumPy arrays of at least one row, gives the shapes.
     """
-    if self._guarantee is not Guarantee.SEED_EXACT:
-      return
-    shapes = count, *(np.shape(leaf)[1:] for leaf in jax.tree.leaves(condition))
-    if shapes not in self._measured:
-      model = self.model
-      model.kept.same_rounding.measure(
-          self.decoder, self.text, (self.guided, model.prefix_length), model.params,
-          batches.select(condition, np.zeros(count, int)), model.mesh)
-      self._measured.add(shapes)
+    model = self.model
+    model.kept.same_rounding.check(
+        self.decoder, self.text, (self.guided, model.prefix_length), model.params, condition, count,
+        model.mesh)
 
   # How images are decoded.
 
-  def parts(self, images: Images) -> Iterator[tuple[np.ndarray, Any]]:
+  def batches(self, images: Images) -> Iterator[tuple[np.ndarray, Any]]:
     """Decodes images, `batch_size` at once: in slots if that saves rounds, or batch after batch.
 
-    Yields numbers of images, and the decoder's result for these, NumPy arrays; in total, all.
+    Yields numbers of images, and the decoder's checked result for these, NumPy arrays; in total,
+    all.
     """
-    return decode.in_slots(images) if self.refills(images) else decode.in_batches(images)
+    if not self.refills(images):
+      yield from decode.in_batches(images)
+      return
+    for group in decode.refilled(images):
+      yield group.image, self.check_result(images.pick(group.image), group.decoded)
 
   def stream(self, images: Images, every: int, progress: bool = False) -> Iterator[Partial]:
     """Decodes images in one batch, and yields them every few rounds; see `decode.stream`."""
     return decode.stream(images, every, progress)
 
   def arguments(self, images: Images, index: np.ndarray) -> tuple[Any, ...]:
-    """Returns the arguments of `function` for the images with these numbers."""
+    """Returns the arguments of `function`: `params`, `images.inputs(index)`, `draft_params`."""
     return self.model.params, *images.inputs(index), self.draft_params
 
   def bound(self, images: Images, index: np.ndarray) -> Callable[[], Any]:
@@ -279,7 +284,7 @@ class Sampler:
     The result is not checked; it is arrays of the device, or NumPy arrays if there is a mesh.
     """
     run, whole = self.jitted(), self._divisible(index)
-    self.measure(images.condition, len(whole))
+    self.check_rounding(images.condition, len(whole))
     arguments = self.arguments(images, whole)
     if self.model.mesh is None:
       return functools.partial(run, *arguments)
@@ -324,7 +329,7 @@ class Sampler:
                                for i in range(len(tokens))])
       handed = None
     else:
-      pixels, handed = np.zeros((len(tokens), 0, 0, 3), np.uint8), pixels_lib.handed(model, tokens)
+      pixels, handed = np.zeros((len(tokens), 0, 0, 3), np.uint8), model.handover.arrays(tokens)
     is_class = getattr(condition, 'ndim', 0) == 1 and np.issubdtype(condition.dtype, np.integer)
     return Generated(
         images=pixels, handed=handed, decoded=decoded, tokens=tokens,

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cspd_jax.core import batches, programs
+from cspd_jax.core import batches
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
@@ -29,7 +29,7 @@ from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.results import Generated
-from cspd_jax.generation.sampler import ProgramKey
+from cspd_jax.generation.sampler import Sampler
 from cspd_jax.models.conditions import Prompt
 
 
@@ -79,8 +79,8 @@ class Runner:
     if model.mesh is not None:
       raise ValueError(f'model {model.name!r} is divided over a mesh; load it on one device.')
     self.model, self.images = model, dict[int, Images]()
-    self.specification = model.specification(decoder, batch_size=num_slots)
-    built: Any = model.decoder(self.specification)
+    specification = model.specification(decoder, batch_size=num_slots)
+    built: Any = model.decoder(specification)
     if not isinstance(built, Decoder):
       raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
                        'others; use Model.generate.')
@@ -89,14 +89,12 @@ class Runner:
     # What the host has read of the slots since they last changed.
     self._events: list[Event] | None = None
     self._decoded: Decoded | None = None
-    self._draft_params = model.draft_params(self.specification)
-    self._program = ProgramKey((str(self.specification),), True, model.prefix_length, False)
-    self._jitted = programs.get_or_build(
-        model.kept.programs, self._program._replace(mode=('slots', num_slots)),
-        lambda: continuous_batching.jitted(
-            built, num_slots, str(self.specification), model.kept.same_rounding.inspect(
-                built, str(self.specification),
-                self._program._replace(decoders=(), mode=('slots', num_slots)))))
+    # Of guided images, whatever the model's options, with options that each image brings.
+    sampling = model.sampling()
+    self._sampler = Sampler(
+        model, specification, built, model.draft_params(specification), True, sampling, sampling,
+        num_slots, (str(specification),), built)
+    self._jitted = self._sampler.jitted_slots(num_slots)
 
   @property
   def free(self) -> int:
@@ -113,8 +111,9 @@ class Runner:
     It is that of a guided image with a prompt of `prompt_length`, whatever this one's.
     """
     condition, _, sampling = self._arguments(image)
-    return memory.of_model(self.model, self._program, self._jitted.batcher.decoder, condition,
-                           sampling, self._draft_params)
+    sampler = self._sampler
+    return memory.estimate(self.model, sampler.program_key(), sampler.decoder, condition, sampling,
+                           sampler.draft_params)
 
   def join(self, images: Sequence[Images]) -> list[int]:
     """Starts images, each with a prefill of its own: they rarely come together.
@@ -130,13 +129,11 @@ class Runner:
     for slot, image, arguments in zip(joined, images, inputs):
       queue = continuous_batching.Queue(*arguments, np.full(1, slot, np.int32), np.int32(1),
                                         np.bool_(True))
-      params = self.model.params
+      params, draft_params = self.model.params, self._sampler.draft_params
       if self._slots is None:
-        self.model.kept.same_rounding.measure(
-            self._jitted.batcher.decoder, str(self.specification), (True, self.model.prefix_length),
-            params, batches.select(queue.condition, np.zeros(self._size, int)))
-        self._slots = self._jitted.idle(params, queue, self._draft_params)
-      self._change(self._jitted.join(params, self._slots, queue, self._draft_params))
+        self._sampler.check_rounding(queue.condition, self._size)
+        self._slots = self._jitted.idle(params, queue, draft_params)
+      self._change(self._jitted.join(params, self._slots, queue, draft_params))
       self.images[slot] = image
     return joined
 
@@ -145,7 +142,7 @@ class Runner:
     if not self.images:
       return []
     self._change(self._jitted.step(
-        self.model.params, self._slots, np.int32(rounds), self._draft_params))
+        self.model.params, self._slots, np.int32(rounds), self._sampler.draft_params))
     return self.events()
 
   def events(self) -> list[Event]:
@@ -153,7 +150,7 @@ class Runner:
     if self._events is None:
       count, rounds = ([], []) if self._slots is None else jax.device_get(
           (self._slots.state.count, self._slots.state.rounds))
-      size, prefix = self._jitted.batcher.decoder.target.num_tokens, self.model.prefix_length
+      size, prefix = self.model.num_tokens, self.model.prefix_length
       self._events = [
           Event(slot, int(count[slot]) + prefix, int(rounds[slot]), bool(count[slot] >= size))
           for slot in sorted(self.images)]
@@ -203,13 +200,13 @@ class Runner:
   @usual_promotion
   def _arguments(self, image: Images) -> tuple[Any, jax.Array, SamplingParams]:
     """Returns condition, key and options of an image, with a leading axis of size 1."""
-    sampler, own = image.sampler, self._program
-    program, model = sampler.program()._replace(guided=True), sampler.model
+    sampler, own = image.sampler, self._sampler.program_key()
+    program, model = sampler.program_key()._replace(guided=True), sampler.model
     ours = model.params is self.model.params and model.kept is self.model.kept
     if (program, len(image), ours) != (own, 1, True):
       raise ValueError(f'a record is of {len(image)} images by {sampler.specification} with a '
                        f'prefix of {program.prefix_length} tokens; it must be of 1 image by '
-                       f'{self.specification} with a prefix of {own.prefix_length}, of the model '
+                       f'{self._sampler.text} with a prefix of {own.prefix_length}, of the model '
                        'of the runner, without raw_log_probs.')
     condition, key, _ = image.inputs(np.zeros(1, int))
     condition = jax.tree.map(self._padded, condition, is_leaf=lambda leaf: isinstance(leaf, Prompt))

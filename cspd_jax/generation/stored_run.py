@@ -15,13 +15,14 @@ import numpy as np
 
 from cspd_jax.core import batches, matrices
 from cspd_jax.decoding import specification as specification_lib
+from cspd_jax.decoding.base import Target
 from cspd_jax.files import atomic, run_folder
 from cspd_jax.generation import cascade, decode as decode_lib, options
 from cspd_jax.generation.images import Images
 
 
 def run(images: Images, folder: str | os.PathLike) -> Iterator[tuple[np.ndarray, Any]]:
-  """Decodes images batch after batch, as `Sampler.parts` yields them.
+  """Decodes images batch after batch, as `Sampler.batches` yields them.
 
   Finished batches are stored in the folder, and those that it holds are not decoded again; it
   belongs to one run: the same model, decoder, prompts and options. Another run in it, and NaN or
@@ -75,7 +76,7 @@ def settings(images: Any) -> dict[str, Any]:
   model, seed = sampler.model, _recorded(images.seeds)
   is_words = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
   # Only discrete tokens have a codebook, and only some of their decoders read it.
-  reads_codebook = model.codebook is not None and specification_lib.reads_codebook(
+  reads_codebook = isinstance(model.target(False), Target) and specification_lib.reads_codebook(
       sampler.specification)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
   prior = dict(prior=settings(before[0])) if before else {}
@@ -88,7 +89,7 @@ def settings(images: Any) -> dict[str, Any]:
       seed=(fingerprint(jax.random.key_data(seed)) if isinstance(seed, jax.Array) else
             atomic.plain(seed)),
       # Features of words may differ in their last bits when the network is compiled again.
-      prompts=(digest_of(json.dumps(prompts) + fingerprint(model.conditions.params))
+      prompts=(digest_of(json.dumps(prompts) + fingerprint(model.prompt_kind.params))
                if has_floats and is_words else fingerprint(condition)),
       prefix=fingerprint(condition.tokens) if model.prefix_length else None,
       batch_size=images.batch_size)

@@ -180,7 +180,7 @@ class Bench:
 
   def _compile(self, images: Images) -> bool:
     """Compiles the program of images unless this bench has; returns whether it did."""
-    program = images.sampler.program()
+    program = images.sampler.program_key()
     name = program, images.batch_size, jax.tree.structure(images.active)
     if name in self._compiled and program in self.model.kept.programs:
       return False

@@ -115,8 +115,9 @@ def predict(run: TimedRun, batch_size: int, growth: float, count: int = 0,
 
 def queue_length(bench: Bench, text: str, batch_size: int) -> int:
   """Returns the number of a bench's images if `generate` decodes them as a queue, otherwise 0."""
-  count, decoder = len(bench.prompts), bench.check(text)
-  queues = bench.model.mesh is None and continuous_batching.helps(decoder, count, batch_size)
+  count = len(bench.prompts)
+  queues = count > batch_size > 1 and bench.model.mesh is None and (
+      continuous_batching.supports(bench.check(text)))
   return count if queues else 0
 
 

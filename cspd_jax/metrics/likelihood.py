@@ -81,7 +81,7 @@ def log_probs(target: Target, params: Any, condition: Condition, tokens: jax.Arr
   logits, positions = _logits(target, params, condition, tokens, sampling)
   forced = contracts.forced_tokens(target, positions)
   if sampling.top_k is None and sampling.top_p is None and sampling.min_p is None:
-    return warp_lib.uncut_log_probs(logits, sampling, positions, forced, positions, tokens)
+    return warp_lib.log_probs_of_logits(logits, sampling, positions, forced, positions, tokens)
   probs = warp_lib.probabilities(logits, sampling, positions, forced)
   return warp_lib.log_probs(probs, positions, tokens)
 

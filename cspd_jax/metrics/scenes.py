@@ -298,7 +298,7 @@ def opened(folder: str) -> list[layouts.StoredImages]:
 
 def captions(model: Model, prompts: Sequence[Any]) -> list[str]:
   """Returns prompts as captions; raises ValueError unless all are in the grammar of scenes."""
-  result = list(model.conditions.titles(prompts))
+  result = list(model.prompt_kind.titles(prompts))
   check(result)
   return result
 

@@ -51,7 +51,7 @@ class _Images:
     self._loop = asyncio.get_running_loop()
 
   def listener(self, index: int) -> Callable[[Any], None]:
-    """Returns the listener of an image, which the engine's thread calls."""
+    """Returns the listener of an image, which the scheduler's thread calls."""
     def listen(value: Any) -> None:
       with contextlib.suppress(RuntimeError):  # The event loop has ended.
         self._loop.call_soon_threadsafe(self._set, index, value)
@@ -63,10 +63,10 @@ class _Images:
 
 
 class Service:
-  """Answers in `deadline` seconds with an engine whose runners are named as `served.decoders`."""
+  """Answers in `deadline` seconds with a scheduler whose runners are named as `served.decoders`."""
 
-  def __init__(self, served: Served, engine: Scheduler, *, deadline: float):
-    self._served, self._engine, self._deadline = served, engine, deadline
+  def __init__(self, served: Served, scheduler: Scheduler, *, deadline: float):
+    self._served, self._scheduler, self._deadline = served, scheduler, deadline
     self._preparing = futures.ThreadPoolExecutor(1, 'preparing')
     self._drawing = futures.ThreadPoolExecutor(2, 'drawing')
 
@@ -79,7 +79,7 @@ class Service:
         Route('/v1/models', self._models), Route('/v1/models/{name:path}', self._model),
         Route(guard.READY, self._health), Route(guard.ALIVE, self._alive),
         Route(guard.METRICS, self._metrics)]
-    most = min(map(self._engine.most, self._served.decoders))
+    most = min(map(self._scheduler.most, self._served.decoders))
     described = openapi.document(self._served, most, [
         openapi.Path(route.path, 'post' if route.methods == {'POST'} else 'get',
                      str(route.endpoint.__doc__)) for route in routes])
@@ -95,18 +95,18 @@ class Service:
 
   async def _health(self, request: Request) -> Response:
     """Returns the state of the server: 200 if it is ready."""
-    return self._state(request, self._engine.state == 'ready')
+    return self._probe(request, self._scheduler.state == 'ready')
 
   async def _alive(self, request: Request) -> Response:
     """Returns the state of the server: 200 from the start on, unless it has failed."""
-    return self._state(request, self._engine.state != 'failed')
+    return self._probe(request, self._scheduler.state != 'failed')
 
-  def _state(self, request: Request, is_well: bool) -> Response:
-    return _state(request.scope, self._engine.state, is_well, model=self._served.model.name)
+  def _probe(self, request: Request, is_well: bool) -> Response:
+    return _probed(request.scope, self._scheduler.state, is_well, model=self._served.model.name)
 
   async def _metrics(self, request: Request) -> Response:
     """Returns counters for Prometheus."""
-    text, kind = self._engine.metrics.text()
+    text, kind = self._scheduler.metrics.text()
     return Response(text, headers={'content-type': kind})
 
   async def _models(self, request: Request) -> Response:
@@ -152,29 +152,28 @@ class Service:
   def _count(self, status: int | None) -> None:
     """Counts a request for images, unless its status is None."""
     if status is not None:
-      self._engine.metrics.requests.labels(str(status)).inc()
+      self._scheduler.metrics.requests.labels(str(status)).inc()
 
   def _give_up(self, images: _Images) -> None:
-    """Removes the images of a request from the engine, those that are still checked as well."""
+    """Removes the images of a request from the scheduler, those that are still checked as well."""
     images.given_up = True
-    self._engine.cancel(images.jobs)
+    self._scheduler.cancel(images.jobs)
 
   def _submit(self, order: Order, images: _Images) -> None:
-    """Checks the images of a request and passes them to the engine."""
+    """Checks the images of a request and passes them to the scheduler."""
     served = self._served
     try:
-      self._engine.check_room(order.decoder, order.n)
-      # With a large encoder of prompts it takes seconds.
-      # The memory of the slots is allocated already.
+      self._scheduler.check_room(order.decoder, order.n)
+      # Encoding may take seconds, so room is checked first. The memory of slots is allocated.
       sampler = served.model.sampler(
           served.decoders[order.decoder], batch_size=1, **order.options)
-      first = sampler.images([order.prompt], seed=order.seed)
+      whole = sampler.images([order.prompt] * order.n, seed=order.seed)
       images.jobs = [
-          ImageJob(first.with_seeds([(order.seed, i)]), order.decoder, images.listener(i),
+          ImageJob(whole.pick([i]), order.decoder, images.listener(i),
                    watched=order.progress or order.partial_images > 0)
           for i in range(order.n)]
       if not images.given_up:  # If it is from here on, the jobs are cancelled.
-        self._engine.submit(images.jobs)
+        self._scheduler.submit(images.jobs)
     except ValueError as error:
       raise wire.invalid(error, served) from error
     except FullError as error:
@@ -193,8 +192,8 @@ class Service:
         if result is not None and index not in done:
           done[index] = await self._in(self._drawing, lambda r=result, i=index: wire.image(
               _generated(r), images.jobs[i].slots, order.form))
-    return wire.answer([done[i] for i in range(order.n)], self._served, order.form,
-                       int(time.time()), self._usage(images, order.n))
+    return dict(created=int(time.time()), data=[done[i] for i in range(order.n)],
+                usage=self._usage(images, order.n), **order.form.described(self._served))
 
   def _usage(self, images: _Images, count: int) -> dict[str, Any]:
     prompt = in_turn(images.jobs[0].images)[0].condition
@@ -327,14 +326,14 @@ async def loading(scope: Scope, receive: Receive, send: Send) -> None:
   """Answers that there is no model yet: the ASGI application while it is loaded."""
   later = dict(connection='close')  # The next request is answered by another application.
   if (path := guard.route(scope)) in (guard.READY, guard.ALIVE):
-    response = _state(scope, 'loading', path == guard.ALIVE)
+    response = _probed(scope, 'loading', path == guard.ALIVE)
     response.headers.update(later)
     await response(scope, receive, send)
     return
   raise ApiError(503, 'the server is loading its model.', 'server_error', retry_after='5', **later)
 
 
-def _state(scope: Scope, state: str, is_well: bool, **about: str) -> Response:
+def _probed(scope: Scope, state: str, is_well: bool, **about: str) -> Response:
   """Returns the answer to a probe, which says what is served to those who may know it."""
   about = dict(version=__version__, **about) if scope.get(guard.CHECKED, True) else {}
   return JSONResponse(dict(status=state, **about), 200 if is_well else 503)

@@ -1,13 +1,13 @@
 """The thread that owns the device: a bounded queue of images, and slots that they join and leave.
 
-  engine = Scheduler({'vanilla': [Runner(model, 8, decoder='vanilla')]}, queue=64)
-  engine.start()
-  engine.submit([ImageJob(images, 'vanilla', print)])
-  engine.close()
+  scheduler = Scheduler({'vanilla': [[Runner(model, 8, decoder='vanilla')]]}, queue=64)
+  scheduler.start()
+  scheduler.submit([ImageJob(images, 'vanilla', print)])
+  scheduler.close()
 
 Images join and leave between two steps of a few rounds. Those of several decoders take turns, step
 by step. An image does not depend on the others, whichever come, leave or fail, but for the number
-of slots of the program that it joins; see `batches`.
+of slots of the program that it joins; see `slot_batches`.
 """
 
 import math
@@ -16,20 +16,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from cspd_jax.core import compilations, progress
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.slots import FinishedImage, Runner
-from cspd_jax.serve.batches import DecoderBatches, ImageJob, SlotBatch
 from cspd_jax.serve.metrics import Metrics
+from cspd_jax.serve.slot_batches import DecoderBatches, ImageJob, SlotBatch
 
 # Seconds of a step: long enough for the host to cost little, short enough for an image to join, to
 # leave or to be watched without delay.
 _STEP = 0.1
 _MOST_ROUNDS = 64
-# Failed steps after which the engine gives up, if no image has been completed in between.
+# Failed steps after which the scheduler gives up, if no image has been completed in between.
 _MOST_FAILURES = 3
 # The priority of a thread that compiles while images are decoded, the lowest of Linux.
 _LOWEST = 19
@@ -49,7 +48,7 @@ class FullError(Exception):
 
 
 class ClosedError(Exception):
-  """The engine accepts no images: it is not ready yet, or it is closed or has failed."""
+  """The scheduler accepts no images: it is not ready yet, or it is closed or has failed."""
 
 
 class DeviceError(Exception):
@@ -57,22 +56,29 @@ class DeviceError(Exception):
 
 
 class Scheduler:
-  """Decodes images in a thread of its own with runners by name, which only it uses from now on.
+  """Decodes images in a thread of its own.
 
-  Those of a name have one decoder, and free slots of several numbers; `priors` are those of the
-  model's prior, by the same names, whose tokens come first. At most the largest number of
-  images have slots, and at most `queue` images wait for one. `metrics` is what it counts, and
-  `state` is 'compiling' the largest programs with the images `warm_up`, by name; 'ready'; 'closed',
-  when it accepts no images and completes those that it has; or 'failed'. The other programs are
-  compiled in the background when one of them is the smallest that suffices.
+  At most as many images as the largest runner has slots are decoded, and at most `queue` wait.
+
+  Attributes:
+    metrics: what it counts.
+    state: 'compiling': it compiles the largest programs, with the images in `warm_up`; 'ready';
+      'closed': it accepts no images and completes those that it has; or 'failed'. The other
+      programs are compiled in the background when one of them is the smallest that suffices.
   """
 
-  def __init__(self, runners: Mapping[str, Sequence[Runner]], *, queue: int,
-               warm_up: Mapping[str, Any] | None = None,
-               priors: Mapping[str, Sequence[Runner]] = MappingProxyType({})):
+  def __init__(self, runners: Mapping[str, Sequence[Sequence[Runner]]], *, queue: int,
+               warm_up: Mapping[str, Any] | None = None):
+    """Takes runners by name of a decoder, which only the scheduler uses from now on.
+
+    A name has the runners of each model that draws in turn: of one, or of a prior and one behind
+    it. Those of a model have one decoder and several numbers of free slots. `warm_up` are images by
+    name.
+    """
     self.metrics, self.state = Metrics(), 'compiling'
-    self._decoders = {name: DecoderBatches(name, several) for name, several in runners.items()}
-    self._priors = {name: DecoderBatches(name, several, True) for name, several in priors.items()}
+    self._stages = {name: [
+        DecoderBatches(name, several, is_prior=stage < len(stages) - 1)
+        for stage, several in enumerate(stages)] for name, stages in runners.items()}
     self._queue, self._warm_up = queue, warm_up or {}
     # Guards the state, and the fields below.
     self._changed = threading.Condition()
@@ -82,8 +88,8 @@ class Scheduler:
     self._thread: threading.Thread | None = None
     self._compiling: threading.Thread | None = None  # That of the last program in the background.
     self.metrics.compiling.set_function(lambda: self._is_compiling)
-    for name, decoder in self._decoders.items():
-      self.metrics.slots.labels(name).set(decoder.size)
+    for name, stages in self._stages.items():
+      self.metrics.slots.labels(name).set(stages[-1].size)
       self.metrics.busy.labels(name).set(0)
 
   def start(self, on_end: Callable[[], None] = lambda: None) -> None:
@@ -94,22 +100,22 @@ class Scheduler:
   def submit(self, jobs: Sequence[ImageJob]) -> None:
     """Accepts all of the images, of one decoder, or none.
 
-    Raises FullError if too many images wait, ClosedError if the engine accepts none, and ValueError
-    for requests that the runner refuses, or too many for an empty queue.
+    Raises FullError if too many images wait, ClosedError if the scheduler accepts none, and
+    ValueError for requests that the runner refuses, or too many for an empty queue.
     """
-    decoder = self._decoders[jobs[0].decoder]
-    for stage in self._stages(decoder.name):
+    name = jobs[0].decoder
+    for stage in self._stages[name]:
       for job in jobs:
         stage.batches[-1].runner.check(stage.part(job.images))
     with self._changed:
-      self._unfinished = self._with(decoder.name, len(jobs))
+      self._unfinished = self._with(name, len(jobs))
       self._waiting += jobs
       self.metrics.waiting.set(self._without_slot(self._unfinished))
       self._changed.notify()
 
   def most(self, decoder: str) -> int:
     """Returns how many images of a decoder are accepted when there are no others."""
-    return self._queue + self._decoders[decoder].size
+    return self._queue + self._stages[decoder][-1].size
 
   def check_room(self, decoder: str, count: int) -> None:
     """Raises as `submit` does if it could not accept images now, whatever they are."""
@@ -132,9 +138,9 @@ class Scheduler:
 
     Decoders take turns, so that the time of an image, from its slot on, holds the turns of others.
     """
-    each = {name: sum(stage.seconds for stage in self._stages(name)) for name in self._decoders}
-    seconds = max(self._unfinished[name] * each[name] / decoder.size
-                  for name, decoder in self._decoders.items())
+    seconds = max(
+        self._unfinished[name] * sum(stage.seconds for stage in stages) / stages[-1].size
+        for name, stages in self._stages.items())
     return min(_LONGEST_RETRY, max(1, math.ceil(seconds)))
 
   def cancel(self, jobs: Sequence[ImageJob]) -> None:
@@ -171,25 +177,21 @@ class Scheduler:
       thread.join(timeout)
     return not any(thread.is_alive() for thread in threads)
 
-  def _stages(self, name: str) -> list[DecoderBatches]:
-    """The batches of a prior, if there is one, and of the model, by the name of their decoder."""
-    return [stages[name] for stages in (self._priors, self._decoders) if name in stages]
-
   @property
   def _all(self) -> list[DecoderBatches]:
     """The batches of all names."""
-    return [stage for name in self._decoders for stage in self._stages(name)]
+    return [stage for stages in self._stages.values() for stage in stages]
 
   def _without_slot(self, unfinished: Mapping[str, int]) -> int:
-    return sum(max(0, unfinished[name] - decoder.size)
-               for name, decoder in self._decoders.items())
+    return sum(max(0, unfinished[name] - stages[-1].size)
+               for name, stages in self._stages.items())
 
   def _run(self, on_end: Callable[[], None]) -> None:
     try:
       # A prefill and a round for each, and the image tokenizer.
       with compilations.reported(2 * len(self._all) + 1):
         for name, image in self._warm_up.items():
-          for stage in self._stages(name):
+          for stage in self._stages[name]:
             _warm_up(stage.batches[-1].runner, stage.part(image))
       with self._changed:
         if self.state == 'compiling':
@@ -246,7 +248,7 @@ class Scheduler:
     self._count_busy(decoder.name)
 
   def _count_busy(self, name: str) -> None:
-    self.metrics.busy.labels(name).set(sum(len(stage.jobs) for stage in self._stages(name)))
+    self.metrics.busy.labels(name).set(sum(len(stage.jobs) for stage in self._stages[name]))
 
   @property
   def _is_compiling(self) -> bool:

@@ -72,9 +72,9 @@ def read_key(path: str) -> str:
   return key
 
 
-def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None = None,
+def make_scheduler(served: Served, *, slots: int, queue: int, prompt_length: int | None = None,
            fixed_slots: bool = False) -> Scheduler:
-  """Returns the engine of a server, not started, with as many slots for each decoder.
+  """Returns the scheduler of a server, not started, with as many slots for each decoder.
 
   Fewer images are decoded in 1, 2, 4, ... slots as far as memory allows, unless `fixed_slots`. A
   prompt of tokens has at most `prompt_length`, by default 256, or 64 for small images. Raises
@@ -100,26 +100,21 @@ def engine(served: Served, *, slots: int, queue: int, prompt_length: int | None 
     return Runner(image.sampler.model, count, decoder=image.sampler.specification, prompt_length=(
         prompt_length if isinstance(image.condition, Prompt) else None))
 
-  # By name of the decoder, for what is drawn in turn: the last is the image, before it a prior.
-  runners = {name: [[runner(one, slots)] for one in in_turn(whole)]
-             for name, whole in images.items()}
-  needs = [several[0].estimate(one) for name, whole in images.items()
-           for one, several in zip(in_turn(whole), runners[name])]
+  # By name of the decoder, an image of each model that draws in turn.
+  stages = {name: in_turn(whole) for name, whole in images.items()}
+  needs = [runner(image, slots).estimate(image) for turn in stages.values() for image in turn]
   needed, free = memory.needed_of_slots(needs, slots), needs[0].free
   if free is not None and needed > free:
     raise ValueError(
         f'slots is {slots}, but as many images at once with each of {len(needs)} decoders need '
         f'about {needed / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free; pass fewer '
         '--slots, or one --decoder.')
-  more = [] if fixed_slots else [2**i for i in range(slots.bit_length()) if 2**i < slots]
-  while more and free is not None and memory.needed_of_slots(needs, slots + sum(more)) > free:
-    more.pop()
-  for name, whole in images.items():
-    for one, several in zip(in_turn(whole), runners[name]):
-      several += [runner(one, count) for count in more]
-  return Scheduler({name: several[-1] for name, several in runners.items()}, queue=queue,
-                   warm_up=images, priors={name: several[0] for name, several in runners.items()
-                                           if len(several) > 1})
+  fewer = [] if fixed_slots else [2**i for i in range(slots.bit_length()) if 2**i < slots]
+  while fewer and free is not None and memory.needed_of_slots(needs, slots + sum(fewer)) > free:
+    fewer.pop()
+  return Scheduler(
+      {name: [[runner(image, count) for count in (*fewer, slots)] for image in turn]
+       for name, turn in stages.items()}, queue=queue, warm_up=images)
 
 
 @contextlib.contextmanager
@@ -144,7 +139,7 @@ def loading(sock: socket.socket, *, key: str | None = None, allowed_hosts: Colle
     thread.join()
 
 
-def run(served: Served, engine_of_model: Scheduler, sock: socket.socket, *, deadline: float,
+def run(served: Served, scheduler: Scheduler, sock: socket.socket, *, deadline: float,
         key: str | None = None, allowed_hosts: Collection[str] = (), grace: float | None = None,
         log: access.Log = access.text) -> int:
   """Serves until a signal ends the process; returns its exit code.
@@ -153,15 +148,15 @@ def run(served: Served, engine_of_model: Scheduler, sock: socket.socket, *, dead
   seconds at most, after which the other requests end with 503; a second one ends the process at
   once. Clients must know the key, unless it is None. `log` writes a line for every request.
   """
-  service = app.Service(served, engine_of_model, deadline=deadline)
+  service = app.Service(served, scheduler, deadline=deadline)
   config = _config(service.app(), sock, key, allowed_hosts, log)
   if grace is not None:  # Also for steps that take longer, and clients that read slowly.
     config.timeout_graceful_shutdown = math.ceil(grace) + _ANSWERED
-  server = _Server(config, engine_of_model, grace)
-  engine_of_model.start(server.stop)
+  server = _Server(config, scheduler, grace)
+  scheduler.start(server.stop)
   server.run(sockets=[sock])
-  code = int(engine_of_model.state == 'failed')
-  if not engine_of_model.join(timeout=1.0):  # It compiles, which cannot be interrupted.
+  code = int(scheduler.state == 'failed')
+  if not scheduler.join(timeout=1.0):  # It compiles, which cannot be interrupted.
     sys.stderr.flush()
     os._exit(code)
   return code
@@ -181,14 +176,14 @@ def _config(application: ASGIApp, sock: socket.socket, key: str | None,
 
 
 class _Server(uvicorn.Server):
-  """A server whose engine completes what it has accepted when a signal ends it.
+  """A server whose scheduler completes what it has accepted when a signal ends it.
 
   In `grace` seconds at most, unless it is None.
   """
 
-  def __init__(self, config: uvicorn.Config, engine_of_model: Scheduler, grace: float | None):
+  def __init__(self, config: uvicorn.Config, scheduler: Scheduler, grace: float | None):
     super().__init__(config)
-    self._engine, self._grace = engine_of_model, grace
+    self._scheduler, self._grace = scheduler, grace
 
   def stop(self) -> None:
     """Refuses new connections, and lets `run` return when the others are closed."""
@@ -212,7 +207,7 @@ class _Server(uvicorn.Server):
 
   async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
     """See `stop`."""
-    self._engine.close()
+    self._scheduler.close()
     completing = asyncio.create_task(self._complete())
     await super().shutdown(sockets)
     completing.cancel()
@@ -220,14 +215,14 @@ class _Server(uvicorn.Server):
   async def _complete(self) -> None:
     """Logs how many images are left, until all are complete or the grace is over."""
     end = math.inf if self._grace is None else time.monotonic() + self._grace
-    if self._engine.state != 'failed':
+    if self._scheduler.state != 'failed':
       limit = '' if self._grace is None else f' in at most {self._grace:g} seconds'
       progress.note(f'The server ends. It completes what it has accepted{limit}; a second signal '
                     'ends it at once.')
-    while left := self._engine.left:
+    while left := self._scheduler.left:
       if (rest := end - time.monotonic()) <= 0:
         progress.note(f'The server gives up {_images(left)}, and answers with 503.')
-        self._engine.abandon()
+        self._scheduler.abandon()
         return
       progress.note(f'{_images(left)} left.')
       await asyncio.sleep(min(_REPORT, rest))

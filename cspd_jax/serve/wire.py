@@ -82,9 +82,9 @@ class Served:
   """A model as a server offers it since `created`, in seconds since 1970.
 
   Requests may name it by any of its `names`. `decoders` are specifications by name, of which the
-  first one is the default, and `samplers` are those of each. The size is width and
-  height of an image in pixels, such as 64x32. A `lenient` server may change the form of an answer,
-  see `Form`.
+  first one is the default, and `samplers` are the sampler of each. The size is width and height of
+  an image in pixels, such as 64x32. A `lenient` server may change the form of an answer; see
+  `Form`.
   """
 
   model: Any
@@ -110,7 +110,7 @@ class Served:
     return dict(
         id=name, root=self.model.name, object='model', created=self.created, owned_by='cspd_jax',
         size=self.size, grid=list(self.model.grid), prompts=list(map(str, self.model.prompts)),
-        words=None if (words := self.model.conditions.words) is None else list(words),
+        words=None if (words := self.model.prompt_kind.words) is None else list(words),
         decoders=[dict(id=name, specification=spec, guarantee=self.samplers[name].guarantee)
                   for name, spec in self.decoders.items()], options=_usual(self.model))
 
@@ -390,12 +390,6 @@ def image(generated: Generated, slots: int, form: Form) -> dict[str, Any]:
       guarantee=generated.guarantee, slots=slots, passes=passes, **before,
       tokens_per_pass=round(generated.tokens.shape[1] / passes, 2),
       unknown_words=list(generated.unknown_words[0]))
-
-
-def answer(images: Sequence[dict[str, Any]], served: Served, form: Form, created: int,
-           usage_of_all: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns the answer to a request without a stream."""
-  return dict(created=created, data=list(images), usage=usage_of_all, **form.described(served))
 
 
 def progress_event(index: int, look: Partial | None, before: Partial | None, num_tokens: int

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from cspd_jax.models.conditions import Prompt
+from cspd_jax.models.tar import SIDES
 from cspd_jax.text.bpe import Text, id_of
 
 # Prompts are padded to a multiple of this, so that only a few lengths are compiled.
@@ -30,8 +31,6 @@ _SIMPLEAR_NEGATIVE = (
 # The tokens around the grids that GLM-Image's prompts state, and the one that announces an image.
 GLM_TOKENS = '<sop>', '<eop>', '<|dit_token_16384|>'
 _GLM_SOURCE = '<|image|>'
-# Sides of the grids of codes that Tar's prompts announce, by scale.
-TAR_SIDES = 27, 13, 9
 
 # Maps `(text, prompt, height, width)`, with rows and columns of codes, to the ids of both contexts,
 # or of one for models without a null condition; writers of models that read the first token from a
@@ -171,15 +170,9 @@ def glm_image(text: Text, prompt: str, height: int, width: int, *, small: tuple[
 
 
 def tar(text: Text, prompt: str, height: int, width: int) -> tuple[list[int]]:
-  """Returns the context of Tar: Qwen's template of a conversation, and the scale of the codes.
-
-  Raises ValueError for a grid that has no scale.
-  """
-  if height != width or height not in TAR_SIDES:
-    raise ValueError(f'the prior has {height}x{width} codes; Tar announces only the grids '
-                     f'{", ".join(f"{side}x{side}" for side in TAR_SIDES)}.')
+  """Returns the context of Tar: Qwen's template of a conversation, and the scale of the codes."""
   first, last, image, scale = (id_of(text, name) for name in (
-      '<|im_start|>', '<|im_end|>', '<im_start>', f'<S{TAR_SIDES.index(height)}>'))
+      '<|im_start|>', '<|im_end|>', '<im_start>', f'<S{SIDES.index(height)}>'))
   turn = lambda words: [first, *text.encode(words), last, *text.encode('\n')]
   return [*turn('system\nYou are a helpful assistant.'), *turn(f'user\n{prompt}'),
           first, *text.encode('assistant\n'), image, scale],

@@ -149,7 +149,7 @@ def recorded(recipe: CorrectorRecipe, model: Model, split: str, workdir: pathlib
       sampler, decoder=recording(decoder),
       names=(f'windows of {sampler.specification}',)).estimate(images)
   size = needs.most(min(_DECODE_BATCH, count))
-  memory.check_model(model, recipe.decoder, needs, size)
+  memory.check(model, recipe.decoder, needs, size)
   record = recorder(decoder)
   result = concatenate(list(batches.each(
       lambda index: record(*sampler.arguments(images, index)), count, size,

@@ -64,7 +64,7 @@ def of_model(model: Any) -> Pictures | None:
   labels = {str(prompt).split(',')[0]: prompt for prompt in prompts}
   if _LABEL in labels:
     right, wrong = labels[_LABEL], labels.get(_OTHER_LABEL, prompts[0])
-  elif model.conditions.words is None and _reads(model, _SENTENCE):
+  elif model.prompt_kind.words is None and _reads(model, _SENTENCE):
     right, wrong = _SENTENCE, _OTHER_SENTENCE
   else:
     return Pictures(pixels, None, None, False)

@@ -93,7 +93,7 @@ class Lab:
     self.prompts, _ = inputs.images(config.images, self.model)
     if len(self.prompts) < 2:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
-    self.titles = list(self.model.conditions.titles(self.prompts))
+    self.titles = list(self.model.prompt_kind.titles(self.prompts))
     self._captions = scenes.captions(self.model, self.prompts) if config.asked else None
     self.weights = stored_run.weights(self.model)
     self._benches: dict[tuple, Bench] = {}

@@ -14,7 +14,7 @@ import numpy as np
 from cspd_jax import families
 from cspd_jax.files import store
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Tokenizer
+from cspd_jax.generation.parts import ImageTokenizer, PromptKind
 from cspd_jax.models import kl_vae, llamagen, mar, vq
 from cspd_jax.testing import tabular
 from tests.builders import published
@@ -91,18 +91,18 @@ def _mars(folder: pathlib.Path) -> None:
 
 
 # Pixels are one grey level per token, and features those of the first two tokens.
-TOKENIZER = Tokenizer(
+TOKENIZER = ImageTokenizer(
     None, np.float32(1.0),
     decode=lambda params, tokens: jnp.broadcast_to(
         params * tokens[:, None, :, None] / 2.0 - 0.5, (len(tokens), 1, tokens.shape[1], 3)),
     features=lambda params, images: params * 2 * images[:, 0, :2, 0])
 
 
-def of_table(seed: int = 0, length: int = 4, tokenizer: Tokenizer | None = TOKENIZER) -> Model:
+def of_table(seed: int = 0, length: int = 4, tokenizer: ImageTokenizer | None = TOKENIZER) -> Model:
   """Returns a random model with three classes and four tokens."""
   table = tabular.tabular(jax.random.key(seed), vocab_size=4, length=length, num_classes=3)
   return Model(
-      'tiny', 'tiny', None, table.params, (1, length), lambda guided: table.target, Conditions(
+      'tiny', 'tiny', None, table.params, (1, length), lambda guided: table.target, PromptKind(
           lambda prompts: jnp.asarray(prompts, jnp.int32), lambda prompts: list(map(str, prompts)),
           [0, 1, 2]), tokenizer)
 

@@ -37,7 +37,7 @@ def test_a_description_stays_as_it_is(words, text):
 
 def test_a_description_that_the_model_refuses_is_not_divided(words, monkeypatch):
   """Its parts may be valid prompts, but are not what was meant."""
-  encode = words.conditions.encode
+  encode = words.prompt_kind.encode
 
   def short(prompts):
     if any(len(prompt) > 9 for prompt in prompts):
@@ -45,7 +45,7 @@ def test_a_description_that_the_model_refuses_is_not_divided(words, monkeypatch)
     return encode(prompts)
 
   model = cspd_jax.load('emoji')
-  object.__setattr__(model, 'conditions', model.conditions._replace(
+  object.__setattr__(model, 'prompt_kind', model.prompt_kind._replace(
       encode=short, prompts=('a cat',)))
   assert _prompts(model, 'a, b, c') == ['a, b, c']
   with pytest.raises(ValueError, match='too long'):

@@ -152,11 +152,11 @@ def test_slots_have_room_for_the_longest_prompts(monkeypatch):
   """Not only for the prompt that the programs are compiled with."""
   served = wire.serving(cspd_jax.load('emoji'), ('vanilla',))
   with pytest.raises(ValueError, match="prompt_length is 1; 'a fox on white' needs at least 11"):
-    server.engine(served, slots=1, queue=1, prompt_length=1)
+    server.make_scheduler(served, slots=1, queue=1, prompt_length=1)
   monkeypatch.setattr(memory, 'free', lambda devices: 1e9)
-  server.engine(served, slots=8, queue=1)
+  server.make_scheduler(served, slots=8, queue=1)
   with pytest.raises(ValueError, match='slots is 8, but .* GB are free'):
-    server.engine(served, slots=8, queue=1, prompt_length=2**15)
+    server.make_scheduler(served, slots=8, queue=1, prompt_length=2**15)
 
 
 @pytest.mark.slow
@@ -176,10 +176,10 @@ def test_memory_is_that_of_guided_images_and_of_one_decoder_at_a_time(monkeypatc
   # A prefill needs more than a round of a small image: the state of another image.
   assert least == slots + max(part.fixed + part.per_image for part in needs)
   monkeypatch.setattr(memory, 'free', lambda devices: 1.01 * least)
-  server.engine(served, slots=8, queue=1, prompt_length=64)
+  server.make_scheduler(served, slots=8, queue=1, prompt_length=64)
   monkeypatch.setattr(memory, 'free', lambda devices: 0.99 * least)
   with pytest.raises(ValueError, match='slots is 8, but .* with each of 2 decoders need'):
-    server.engine(served, slots=8, queue=1, prompt_length=64)
+    server.make_scheduler(served, slots=8, queue=1, prompt_length=64)
 
 
 def test_default_decoders():
@@ -211,8 +211,8 @@ def test_a_model_names_the_decoder_that_a_server_shows_first():
 def test_signals(monkeypatch, capsys):
   """The first one completes what is running and exits with 0, and the second ends at once."""
   served = wire.serving(tiny.model(), ('vanilla',))
-  engine = server.engine(served, slots=1, queue=1)
-  runner, go, answers, codes = tiny.batch(engine, 'vanilla').runner, threading.Event(), [], []
+  scheduler = server.make_scheduler(served, slots=1, queue=1)
+  runner, go, answers, codes = tiny.batch(scheduler, 'vanilla').runner, threading.Event(), [], []
   step, sock = runner.step, server.bind('127.0.0.1', 0)
   client = running.Running.__new__(running.Running)
   client.port = sock.getsockname()[1]
@@ -233,7 +233,7 @@ def test_signals(monkeypatch, capsys):
 
   using = threading.Thread(target=use)
   using.start()
-  assert server.run(served, engine, sock, deadline=running.WAIT) == 0
+  assert server.run(served, scheduler, sock, deadline=running.WAIT) == 0
   using.join(running.WAIT)
   (status, _, answer), = answers
   assert status == 200 and len(answer['data']) == 2 and codes == [143]
@@ -243,15 +243,15 @@ def test_signals(monkeypatch, capsys):
 
 def test_images_that_are_not_complete_after_the_grace_are_refused(capsys):
   served = wire.serving(tiny.model(), ('vanilla',))
-  engine = server.engine(served, slots=1, queue=4)
-  runner, go, answers = tiny.batch(engine, 'vanilla').runner, threading.Event(), {}
+  scheduler = server.make_scheduler(served, slots=1, queue=4)
+  runner, go, answers = tiny.batch(scheduler, 'vanilla').runner, threading.Event(), {}
   step, sock = runner.step, server.bind('127.0.0.1', 0)
   client = running.Running.__new__(running.Running)
   client.port = sock.getsockname()[1]
 
   def slow(rounds=1):
     assert go.wait(running.WAIT)
-    if engine.left < 5:  # The first image is complete in time, and no other one.
+    if scheduler.left < 5:  # The first image is complete in time, and no other one.
       time.sleep(0.5)
     return step(1)
 
@@ -264,7 +264,7 @@ def test_images_that_are_not_complete_after_the_grace_are_refused(capsys):
     for number, values in enumerate((dict(), dict(n=2), dict(n=2, stream=True))):
       asking.append(threading.Thread(target=ask, args=(number, values)))
       asking[-1].start()
-      running.until(lambda: engine.left == (1, 3, 5)[number])
+      running.until(lambda: scheduler.left == (1, 3, 5)[number])
     os.kill(os.getpid(), signal.SIGTERM)
     running.until(lambda: client.health() is None)
     go.set()
@@ -273,7 +273,7 @@ def test_images_that_are_not_complete_after_the_grace_are_refused(capsys):
 
   using = threading.Thread(target=use)
   using.start()
-  assert server.run(served, engine, sock, deadline=running.WAIT, grace=2) == 0
+  assert server.run(served, scheduler, sock, deadline=running.WAIT, grace=2) == 0
   using.join(running.WAIT)
   (first, _, _), (second, headers, refused), (third, _, events) = map(answers.get, range(3))
   assert (first, second, third) == (200, 503, 200) and headers['retry-after'] == '5'

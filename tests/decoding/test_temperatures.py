@@ -66,7 +66,7 @@ def test_distributions():
   logits = np.moveaxis(LOGITS[labels][:, :, node], 1, 0)
   actual = jax.jit(warp_lib.probabilities)(jnp.asarray(logits, jnp.float32), sampling, node[None])
   assert jax.jit(warp_lib.is_distribution)(actual).all()
-  uncut = np.asarray(jax.jit(warp_lib.uncut_log_probs)(
+  uncut = np.asarray(jax.jit(warp_lib.log_probs_of_logits)(
       jnp.asarray(logits, jnp.float32), sampling, node[None], None,
       np.broadcast_to(node, (len(labels), 3)), np.ones((len(labels), 3), np.int32)))
   for row, label in enumerate(labels):

@@ -16,7 +16,6 @@ from PIL import Image
 import cspd_jax
 from cspd_jax.commands import compare, generate as generate_command
 from cspd_jax.files import store
-from cspd_jax.generation import pixels
 from cspd_jax.models import glm_image
 from cspd_jax.text import bpe, templates
 from tests.builders import folders, sizes, texts, writers
@@ -118,7 +117,6 @@ def test_saved_files_hold_both_grids_and_what_made_them(model, tmp_path):
   again = safetensors.numpy.load(part.file(0))
   assert again.keys() == saved.keys() and all(
       np.array_equal(again[name], saved[name]) for name in saved)
-  np.testing.assert_array_equal(pixels.handed(model, out.tokens)['large_tokens'][1:], large)
   html = out._repr_html_()
   assert 'Generated(2 images' in html
   assert out.save(tmp_path) == [first, second]  # Equal files stay.
@@ -135,8 +133,6 @@ def test_what_needs_pixels_is_refused(model, folder, tmp_path, capsys):
     model.pixels(np.zeros((1, CONFIG.num_tokens), np.int32))
   with pytest.raises(ValueError, match='whose pixels another program draws; pass the tokens of'):
     model.generate(PROMPTS, decoder='seed_exact(window=4)').png(0)
-  with pytest.raises(ValueError, match='whose tokens no other program draws; decode them with pix'):
-    pixels.handed(cspd_jax.load('demo'), np.zeros((1, 4)))
   assert compare.main(['cspd-compare', f'--model={folder}', '--prompt=a cat', '--paired',
                        f'--output={tmp_path}']) == 2
   assert 'paired is True, but another program draws the pixels' in capsys.readouterr().err

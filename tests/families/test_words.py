@@ -45,7 +45,7 @@ def test_a_prompt_does_not_depend_on_others(model):
 
 
 def test_unknown_words_are_those_of_the_prompt_and_of_the_cleaned_caption(model):
-  assert model.conditions.unknown_words('A fox, жук and été; 日本 🦄 http://a.com') == [
+  assert model.prompt_kind.unknown_words('A fox, жук and été; 日本 🦄 http://a.com') == [
       '日本', 'http://a.com', 'жук', 'été', '🦄']
   with pytest.raises(ValueError, match="prompts holds '日本', of which nothing is left"):
     model.generate(['a red fox', '日本'], decoder='vanilla')
@@ -65,7 +65,7 @@ def test_features_in_place_of_words(model, folder):
   stacked = silent.condition(jnp.stack([features[1]] * 2))
   np.testing.assert_array_equal(stacked.embeddings[0], condition.embeddings[1])
   for prompts in (features, condition, stacked.embeddings):
-    assert silent.conditions.titles(prompts) == ['caption 0', 'caption 1']
+    assert silent.prompt_kind.titles(prompts) == ['caption 0', 'caption 1']
 
 
 @pytest.mark.parametrize('left_out, message', [
@@ -114,9 +114,9 @@ def test_a_run_is_identified_by_its_words(model):
   words = settings(condition, ['a fox', 'a map'])
   assert words == settings(moved, ['a fox', 'a map']) != settings(condition, ['a fox', 'a cap'])
   assert settings(condition, list(condition.embeddings)) == settings(condition)
-  moved = jax.tree.map(lambda leaf: leaf + 1, model.conditions.params)
-  other = model.conditions._replace(params=moved)
-  for changed, given in ((dataclasses.replace(model, conditions=other), condition),
+  moved = jax.tree.map(lambda leaf: leaf + 1, model.prompt_kind.params)
+  other = model.prompt_kind._replace(params=moved)
+  for changed, given in ((dataclasses.replace(model, prompt_kind=other), condition),
                          (model.with_prefix(np.zeros(3, int)), None)):
     given = changed.condition(['a fox', 'a map']) if given is None else given
     assert settings(given, ['a fox', 'a map'], changed) != words

@@ -87,7 +87,7 @@ def build(parts):
       colours = params['colours'][tokens].reshape(-1, config.height, config.width, 3)
       return colours.repeat(side, axis=1).repeat(side, axis=2)
 
-    tokenizer = families.Tokenizer(
+    tokenizer = families.ImageTokenizer(
         loaded['tokenizer'].config, loaded['tokenizer'].params, decode,
         codebook=lambda params: params['colours'],
         features=lambda params, images: images.mean(axis=(1, 2)))
@@ -95,7 +95,7 @@ def build(parts):
       name=parts.name, family='tiny', config=config, params=loaded['target'].params,
       grid=(config.height, config.width),
       build_target=lambda guided: target(config, guided=guided),
-      conditions=prompt_kinds.classes(config.num_classes, ('sand', 'sea', 'sky')),
+      prompt_kind=prompt_kinds.classes(config.num_classes, ('sand', 'sea', 'sky')),
       tokenizer=tokenizer, defaults=parts.defaults, metadata=loaded['target'].metadata)
 
 

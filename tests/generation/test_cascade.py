@@ -13,7 +13,7 @@ from cspd_jax.decoding import specification
 from cspd_jax.generation import gallery as gallery_lib, options as options_lib, stored_run
 from cspd_jax.generation.cascade import Both, Cascade, in_turn
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Handover, Tokenizer
+from cspd_jax.generation.parts import Handover, ImageTokenizer, PromptKind
 from cspd_jax.generation.slots import Runner
 from cspd_jax.testing import tabular
 
@@ -34,7 +34,7 @@ def pair():
   """Returns the model with its prior."""
   prior = Model(
       'pair/prior', 'pair', None, PRIOR.params, (1, 2), lambda guided: PRIOR.target,
-      Conditions(_encode, list, NAMES, words=NAMES),
+      PromptKind(_encode, list, NAMES, words=NAMES),
       defaults={'temperature': 1.2}, handover=Handover(lambda tokens: {'tokens': tokens}, 1, ''))
 
   def codes(prompts):
@@ -46,11 +46,11 @@ def pair():
   target = LAST.target._replace(
       prefill=lambda params, tokens, slots: prefill(params, tokens @ jnp.array([2, 1]), slots),
       check_condition=lambda tokens: None)
-  tokenizer = Tokenizer(None, np.float32(1.0), decode=lambda params, tokens: jnp.broadcast_to(
+  tokenizer = ImageTokenizer(None, np.float32(1.0), decode=lambda params, tokens: jnp.broadcast_to(
       params * tokens.reshape(-1, 2, 2, 1) - 1, (len(tokens), 2, 2, 3)))
   return Cascade(prior, Model(
       'pair', 'pair', None, LAST.params, (2, 2), lambda guided: target,
-      Conditions(codes, lambda tokens: [f'codes {i}' for i in range(len(tokens))], ()),
+      PromptKind(codes, lambda tokens: [f'codes {i}' for i in range(len(tokens))], ()),
       tokenizer))
 
 
@@ -189,8 +189,10 @@ def test_tokens_of_the_prior_are_prompts(model):
     model.generate(out.prior.tokens, decoder='vanilla | vanilla')
   with pytest.raises(ValueError, match=r'a list of lists; .*: pass np.asarray\(prompts\)'):
     model.generate(out.prior.tokens.tolist())
-  drawn = model.condition(list(NAMES))
-  np.testing.assert_array_equal(drawn, model.prior.generate(list(NAMES)).tokens)
+  drawn = model.prior.generate(list(NAMES)).tokens
+  np.testing.assert_array_equal(model.condition(drawn), drawn)
+  with pytest.raises(ValueError, match=r'pass model.prior.generate\(prompts\).tokens'):
+    model.condition(list(NAMES))
 
 
 def test_streams_show_both_stages(model):

@@ -94,7 +94,7 @@ def _compared(model, decoder, num_rows):
   program = jax.jit(built).lower(
       model.params, shapes(jnp.asarray(condition)), key, shapes(sampling), draft_params)
   analysis = program.compile(_FLAGS).memory_analysis()
-  needs = memory.of_model(model, specification, built, condition, sampling, draft_params)
+  needs = memory.estimate(model, specification, built, condition, sampling, draft_params)
   return needs.needed(num_rows) / (analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
 
 
@@ -139,8 +139,8 @@ def test_modulations_that_are_not_stored_need_no_memory(decoder, monkeypatch):
 @pytest.mark.slow
 def test_parameters_in_sixteen_bits_have_a_copy_on_cpus():
   model = families.describe('c2i_b_256', layers=1)
-  task = lambda model: memory.of_model(model,
-      'vanilla', model.decoder('vanilla'), np.arange(2), model.sampling())
+  task = lambda model: memory.estimate(
+      model, 'vanilla', model.decoder('vanilla'), np.arange(2), model.sampling())
   assert task(model).fixed == 2 * memory.size(model.params)
   assert task(families.describe('c2i_b_256', dtype='float32', layers=1)).fixed == 0
   for dtype, size in (('float32', 4), ('bfloat16', 2)):
@@ -235,13 +235,13 @@ def test_the_most_images_are_looked_for_one_by_one():
   assert (estimate.most(9), estimate.most(12), estimate.most(20)) == (5, 12, 15)
 
 
-def test_memory_is_divided_over_a_mesh():
+def test_memory_is_divided_over_a_mesh(model):
   whole = memory.Estimate(10.0, 0.0, 100.0)
   assert (whole.most(20), whole.needed(4), whole.fits(10), whole.fits(11)) == (7, 40, True, False)
   assert whole._replace(groups=2).most(20) == 14
   assert whole._replace(fixed=60.0).most(20) == 1
   with pytest.raises(ValueError, match='prompts has 11 images'):  # Every group has all of a stream.
-    memory.check('vanilla', whole._replace(groups=2), 11, 'prompts', 'cpu')
+    memory.check(model, 'vanilla', whole._replace(groups=2), 11, 'prompts')
 
 
 class _Device:

@@ -67,7 +67,7 @@ def test_one_decoder_has_one_program(model):
     decode(sampler.images(PROMPTS, seed=seed, slots=False, pixels=False))
   cspd_jax.Model.generate(model, PROMPTS[:2], decoder=SJD)
   (name, program), = model.kept.programs.items()
-  assert name == model.sampler(SJD).program() and program._cache_size() == 1
+  assert name == model.sampler(SJD).program_key() and program._cache_size() == 1
 
 
 def test_picking_images_compiles_nothing(model):

@@ -109,7 +109,7 @@ def _make_model(folder):
 def _use_model(folder):
   model = families.load(folder)
   model.condition(list(model.prompts)[:1])
-  model.conditions.titles(list(model.prompts)[:1])
+  model.prompt_kind.titles(list(model.prompts)[:1])
   defaults.seconds(model.defaults.get('seconds'), 'cpu', 1, 'mc_sjd(window=2)')
   options.default(model.table, model.defaults.get('decoder'), model.drafts, model.devices[0], 1)
 

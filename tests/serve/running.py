@@ -38,22 +38,22 @@ class Running:
 
   Attributes:
     served: what it offers.
-    engine: its engine.
+    scheduler: its scheduler.
     port: its port.
     codes: its exit code, when it has ended.
     logged: the lines of its requests, unless another log is passed.
   """
 
-  def __init__(self, of, *, slots=2, queue=4, deadline=WAIT, ready=True, engine=None, names=None,
+  def __init__(self, of, *, slots=2, queue=4, deadline=WAIT, ready=True, scheduler=None, names=None,
                lenient=False, fixed_slots=True, decoders=(tiny.SEED_EXACT, 'vanilla'), **options):
     self.served = wire.serving(of, decoders, names, lenient)
-    self.engine = engine or server.engine(
+    self.scheduler = scheduler or server.make_scheduler(
         self.served, slots=slots, queue=queue, fixed_slots=fixed_slots)
     self.codes, self.logged, sock = [], [], server.bind('127.0.0.1', 0)
     options = dict(log=self.logged.append) | options
     self.port = sock.getsockname()[1]
     self._thread = threading.Thread(target=lambda: self.codes.append(server.run(
-        self.served, self.engine, sock, deadline=deadline, **options)))
+        self.served, self.scheduler, sock, deadline=deadline, **options)))
     self._thread.start()
     if ready:
       until(lambda: self.health() == 200)
@@ -92,7 +92,7 @@ class Running:
 
   def end(self):
     """Ends the server as a signal does; returns its exit code."""
-    self.engine.close()
+    self.scheduler.close()
     self._thread.join(WAIT)
     return self.codes[0]
 
@@ -100,7 +100,7 @@ class Running:
 @contextlib.contextmanager
 def held(instance):
   """Makes the steps of a server's default decoder wait for an event, which is yielded."""
-  go, runner = threading.Event(), tiny.batch(instance.engine).runner
+  go, runner = threading.Event(), tiny.batch(instance.scheduler).runner
   step = runner.step
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(runner, 'step', lambda rounds=1: go.wait(WAIT) and step(1))

@@ -64,7 +64,7 @@ def _line(logged):
     ('GET', '/v1/models', None, dict(Host='evil.example'), 403),
     ('GET', '/health', None, dict(Host='a/b'), 400)])
 def test_a_request_is_one_line(logging_server, logged, method, path, body, headers, status):
-  requests = logging_server.engine.metrics.requests.labels(str(status))._value
+  requests = logging_server.scheduler.metrics.requests.labels(str(status))._value
   before = requests.get()
   answer, heads, data = _call(
       logging_server, method, path, body, X_Request_Id='client-1/a', **headers)
@@ -120,11 +120,11 @@ def test_a_client_that_leaves_is_one_line(logging_server, logged, held, stream):
   body = json.dumps(dict(prompt='cat', stream=stream))
   with logging_server.connect() as gone:
     gone.sendall(head(body, X_Request_Id='leaves', **_KEY))
-    until(lambda: logging_server.engine.left == 1)
+    until(lambda: logging_server.scheduler.left == 1)
   line = _line(logged)
   assert (line['id'], line['status'], line['path']) == ('leaves', 499, _IMAGES)
   held.set()
-  until(lambda: logging_server.engine.left == 0)
+  until(lambda: logging_server.scheduler.left == 0)
   assert len(logged) == 1
 
 
@@ -195,7 +195,7 @@ def test_too_many_requests_at_once_are_one_line_and_probes_are_answered(
   monkeypatch.setattr(guard, '_MOST_REQUESTS', 1)
   with logging_server.connect() as first:
     first.sendall(head(json.dumps(dict(prompt='cat')), **_KEY))
-    until(lambda: logging_server.engine.left == 1)
+    until(lambda: logging_server.scheduler.left == 1)
     status, heads, answer = _call(logging_server, 'GET', '/v1/models')
     assert status == 503 and heads['retry-after'] == '5'
     assert answer['error']['request_id'] == heads['x-request-id'] == _line(logged)['id']

@@ -70,7 +70,7 @@ def test_the_published_client_gets_the_files_of_generate(model, client):
 @pytest.mark.parametrize('decoder', [tiny.SEED_EXACT, 'vanilla()'])
 def test_streams_of_several_images(model, running_server, client, decoder, monkeypatch):
   for name in running_server.served.decoders:  # Long enough for the client to look.
-    batch = tiny.batch(running_server.engine, name)
+    batch = tiny.batch(running_server.scheduler, name)
     monkeypatch.setattr(batch.runner, 'step', lambda rounds=1, step=batch.runner.step: (
         time.sleep(0.1), step(rounds))[1])
   events = list(client.images.generate(
@@ -266,7 +266,7 @@ def test_clients_that_leave_free_their_slots(running_server, held, stream):
   with running_server.connect() as gone:
     gone.sendall(head(body))
     until(lambda: running_server.value('cspd_slots_busy') == 2)
-  jobs = tiny.batch(running_server.engine).jobs
+  jobs = tiny.batch(running_server.scheduler).jobs
   until(lambda: all(job.cancelled for job in jobs.values()))
   held.set()
   until(lambda: running_server.value(left) == before + 3)
@@ -317,7 +317,7 @@ def test_deadlines_and_readers_that_stop(model, monkeypatch):
   monkeypatch.setattr(server._Connection, 'connection_lost', lambda self, error: (
       lost.append(self.flow.write_paused), connection_lost(self, error)))
   instance = Running(model, deadline=0.5)
-  go, runner = threading.Event(), tiny.batch(instance.engine).runner
+  go, runner = threading.Event(), tiny.batch(instance.scheduler).runner
   step = runner.step
   runner.step = lambda rounds=1: go.wait(running.WAIT) and step(1)
   try:
@@ -328,7 +328,7 @@ def test_deadlines_and_readers_that_stop(model, monkeypatch):
     assert status == 200 and b'data: {"error":{"message":"the images were not' in data
     # Preparation counts, and what it has prepared too late is not decoded.
     go.set()
-    until(lambda: instance.engine.left == 0)
+    until(lambda: instance.scheduler.left == 0)
     late, done, request = threading.Event(), threading.Event(), Sampler.images
     monkeypatch.setattr(Sampler, 'images', lambda *arguments, **options: (
         late.wait(running.WAIT), done.set(), request(*arguments, **options))[-1])
@@ -411,9 +411,9 @@ def test_probes_and_metrics_are_answered_by_the_address_of_a_machine(model):
 
 @pytest.fixture(scope='module')
 def service(model):
-  """An application whose engine is not started."""
+  """An application whose scheduler is not started."""
   served = wire.serving(model, (tiny.SEED_EXACT, 'vanilla'))
-  return app.Service(served, server.engine(served, slots=1, queue=1), deadline=1.0).app()
+  return app.Service(served, server.make_scheduler(served, slots=1, queue=1), deadline=1.0).app()
 
 
 def _ask(application, path, root='', query='', **headers):
@@ -543,8 +543,9 @@ def test_what_is_logged(model, capfd, monkeypatch):
 
 def test_not_ready_and_failed(model):
   """A server answers while it compiles, and ends with an error when decoding fails."""
-  engine = server.engine(wire.serving(model, (tiny.SEED_EXACT, 'vanilla')), slots=1, queue=1)
-  go, join = threading.Event(), tiny.batch(engine, 'vanilla').runner.join
+  scheduler = server.make_scheduler(
+      wire.serving(model, (tiny.SEED_EXACT, 'vanilla')), slots=1, queue=1)
+  go, join = threading.Event(), tiny.batch(scheduler, 'vanilla').runner.join
 
   def failing(requests):
     raise RuntimeError('no memory')
@@ -553,15 +554,15 @@ def test_not_ready_and_failed(model):
     assert go.wait(running.WAIT)
     return join(requests)
 
-  tiny.batch(engine, 'vanilla').runner.join = compiling
-  instance = Running(model, engine=engine, ready=False)
+  tiny.batch(scheduler, 'vanilla').runner.join = compiling
+  instance = Running(model, scheduler=scheduler, ready=False)
   until(lambda: instance.health() == 503)
   status, headers, answer = instance.generate(prompt='cat')
   assert status == 503 and headers['retry-after'] == '5'
   assert answer['error']['message'] == 'the server is compiling.'
   go.set()
   until(lambda: instance.health() == 200)
-  tiny.batch(engine, 'vanilla').runner.join = failing
+  tiny.batch(scheduler, 'vanilla').runner.join = failing
   for _ in range(3):
     status, _, answer = instance.generate(prompt='cat', decoder='vanilla')
     assert status == 500 and 'decoding failed' in answer['error']['message']

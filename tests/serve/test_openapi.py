@@ -149,7 +149,7 @@ def test_a_decoder_has_all_names_that_mean_it(model):
 
 
 def test_the_most_images_are_those_of_the_queue(model):
-  instance = server.engine(wire.serving(model, ('vanilla',)), slots=1, queue=20)
+  instance = server.make_scheduler(wire.serving(model, ('vanilla',)), slots=1, queue=20)
   assert instance.most('vanilla') == 21
   served = wire.serving(model, ('vanilla',))
   assert openapi.request(served, 21)['properties']['n']['maximum'] == 10

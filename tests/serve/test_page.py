@@ -41,7 +41,7 @@ def address():
   with without_signals():
     instance = Running(tiny.model(), key='k' * 16)
     for name in instance.served.decoders:
-      batch = tiny.batch(instance.engine, name)
+      batch = tiny.batch(instance.scheduler, name)
       step = batch.runner.step
       batch.runner.step = lambda rounds=1, step=step: (time.sleep(0.1), step(rounds))[1]
     yield f'http://localhost:{instance.port}/'

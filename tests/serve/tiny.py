@@ -5,12 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.generation.model import Model
-from cspd_jax.generation.parts import Conditions, Tokenizer
+from cspd_jax.generation.parts import ImageTokenizer, PromptKind
 from cspd_jax.testing import tabular
 
 NAMES = ('cat', 'dog', 'nan')
 # Images of 3x3 tokens, each of 2x2 pixels of one grey level.
-TOKENIZER = Tokenizer(
+TOKENIZER = ImageTokenizer(
     None, np.float32(1.0),
     decode=lambda params, tokens: jnp.broadcast_to(
         params * tokens.reshape(-1, 3, 3, 1).repeat(2, 1).repeat(2, 2) / 2.0 - 0.5,
@@ -28,13 +28,13 @@ def model() -> Model:
     return jnp.asarray([NAMES.index(prompt) for prompt in prompts], jnp.int32)
 
   return Model('tiny', 'tiny', None, table.params.at[2].set(np.nan), (3, 3),
-               lambda guided: table.target, Conditions(encode, list, NAMES[:2], words=NAMES),
+               lambda guided: table.target, PromptKind(encode, list, NAMES[:2], words=NAMES),
                TOKENIZER)
 
 
-def batch(engine, decoder: str = SEED_EXACT):
-  """Returns the batch of all slots of an engine's decoder."""
-  return engine._decoders[decoder].batches[-1]
+def batch(scheduler, decoder: str = SEED_EXACT):
+  """Returns the batch of all slots of a scheduler's decoder."""
+  return scheduler._stages[decoder][-1].batches[-1]
 
 
 def request(of: Model, prompt: str = 'cat', seed: int = 0, number: int = 0,

@@ -83,7 +83,7 @@ def memory_share(mesh):
   program = jax.jit(sharding.over_images(decoder, mesh)).lower(
       params, condition, random.image_keys([(0, i) for i in range(num_rows)]), sampling, None)
   compiled = program.compile().memory_analysis()
-  estimate = memory.of_model(model, text, decoder, condition, sampling)
+  estimate = memory.estimate(model, text, decoder, condition, sampling)
   return estimate.needed(num_rows) / (compiled.temp_size_in_bytes + compiled.output_size_in_bytes)
 
 

@@ -45,9 +45,9 @@ def swapped_layers(model):
 
 def swapped_conditions(model):
   """Every second scene's prompt is read as the next one's, and the other way round."""
-  captions, encode = pictures.of_model(model).right, model.conditions.encode
+  captions, encode = pictures.of_model(model).right, model.prompt_kind.encode
   other = dict(zip(captions, [captions[i ^ 1] for i in range(len(captions))], strict=True))
-  return dataclasses.replace(model, kept=Kept(), conditions=model.conditions._replace(
+  return dataclasses.replace(model, kept=Kept(), prompt_kind=model.prompt_kind._replace(
       encode=lambda prompts: encode([other[prompt] for prompt in prompts])))
 
 

@@ -61,6 +61,7 @@ def tree_rejection(test_for: Callable[[int], AcceptanceRule], exact: bool,
   upper bound on the total variation between the distribution of the output and the target's, on
   chains and on trees. `exact` and other arguments are fields of the `Verifier`.
   """
+  # Of a chain with the exact test: accept leading drafts with u q < p, and draw from [p - q]+ then.
   def verify(rng: Rng, layout: Layout, tokens: jax.Array, probs: jax.Array | None,
              target_probs: jax.Array, positions: jax.Array) -> Verdict:
     del positions  # Needed only for noise that belongs to positions.

@@ -11,7 +11,7 @@ pytest.importorskip('prometheus_client', reason="the server needs pip install -e
 
 from cspd_jax.generation import memory
 from cspd_jax.generation.slots import Runner
-from cspd_jax.serve import batches, server, wire
+from cspd_jax.serve import server, slot_batches, wire
 from cspd_jax.serve.scheduler import ImageJob, Scheduler
 from tests.serve import tiny
 from tests.serve.running import WAIT, until
@@ -20,7 +20,7 @@ SPEC = tiny.SEED_EXACT
 
 
 def _decoder(*sizes):
-  return batches.DecoderBatches(SPEC, [types.SimpleNamespace(free=size) for size in sizes])
+  return slot_batches.DecoderBatches(SPEC, [types.SimpleNamespace(free=size) for size in sizes])
 
 
 def _sizes(decoder, count):
@@ -46,7 +46,7 @@ def test_the_smallest_program_that_is_worth_it():
 
 def test_as_many_images_are_expected_as_a_moment_ago(monkeypatch):
   decoder, clock = _decoder(8), types.SimpleNamespace(now=0.0)
-  monkeypatch.setattr(batches.time, 'monotonic', lambda: clock.now)
+  monkeypatch.setattr(slot_batches.time, 'monotonic', lambda: clock.now)
   for now, count, expected in ((10, 5, 5), (10.5, 4, 5), (10.9, 1, 5), (11.1, 1, 1), (11.2, 2, 2),
                                (12.1, 2, 2), (13, 1, 2), (13.2, 1, 1)):
     clock.now = now
@@ -54,34 +54,34 @@ def test_as_many_images_are_expected_as_a_moment_ago(monkeypatch):
 
 
 @pytest.fixture
-def engine(model):
+def scheduler(model):
   runners = [Runner(model, size, decoder=SPEC) for size in (1, 4)]
-  engine = Scheduler({SPEC: runners}, queue=4, warm_up={SPEC: tiny.request(model)})
-  yield engine
-  engine.close()
-  assert engine.join(WAIT)
+  scheduler = Scheduler({SPEC: [runners]}, queue=4, warm_up={SPEC: tiny.request(model)})
+  yield scheduler
+  scheduler.close()
+  assert scheduler.join(WAIT)
 
 
-def _decoded(engine, model, *seeds):
+def _decoded(scheduler, model, *seeds):
   """Submits images together; returns their jobs and the results, when all are there."""
   results = queue.Queue()
   jobs = [ImageJob(tiny.request(model, seed=seed), SPEC,
               lambda result, seed=seed: results.put((seed, result))) for seed in seeds]
-  engine.submit(jobs)
+  scheduler.submit(jobs)
   done = dict(results.get(timeout=WAIT) for _ in seeds)
   return jobs, [done[seed] for seed in seeds]
 
 
-def test_images_join_the_smallest_program_and_stay_there(model, engine, monkeypatch):
-  monkeypatch.setattr(batches, '_MEMORY', 0.0)
-  monkeypatch.setattr(batches, '_WORTH', math.inf)
-  engine.start()
-  until(lambda: engine.state == 'ready')
-  small, large = engine._decoders[SPEC].batches
-  (first,), _ = _decoded(engine, model, 1)
+def test_images_join_the_smallest_program_and_stay_there(model, scheduler, monkeypatch):
+  monkeypatch.setattr(slot_batches, '_MEMORY', 0.0)
+  monkeypatch.setattr(slot_batches, '_WORTH', math.inf)
+  scheduler.start()
+  until(lambda: scheduler.state == 'ready')
+  small, large = scheduler._stages[SPEC][-1].batches
+  (first,), _ = _decoded(scheduler, model, 1)
   assert first.slots == 4 and small.state != 'new'  # While the program for one is compiled.
-  until(lambda: small.state == 'ready' and b'cspd_compiling 0.0' in engine.metrics.text()[0])
-  (second,), (alone,) = _decoded(engine, model, 1)
+  until(lambda: small.state == 'ready' and b'cspd_compiling 0.0' in scheduler.metrics.text()[0])
+  (second,), (alone,) = _decoded(scheduler, model, 1)
   assert second.slots == 1
   expected = model.generate('cat', seed=1, decoder=SPEC, batch_size=1)
   assert alone.result().png(0) == expected.png(0)
@@ -92,12 +92,12 @@ def test_images_join_the_smallest_program_and_stay_there(model, engine, monkeypa
 
   def stepping(rounds=1):
     if not steps:
-      engine.submit(others)
+      scheduler.submit(others)
     steps.append(list(small.jobs))
     return step(1)
 
   small.runner.step = stepping
-  engine.submit([job])
+  scheduler.submit([job])
   done = [results.get(timeout=WAIT) for _ in range(3)]
   assert [job.slots, *(one.slots for one in others)] == [1, 4, 4] and len(steps) > 1
   tokens = {result.image.seeds[0][0]: result.decoded.tokens for result in done}
@@ -106,17 +106,17 @@ def test_images_join_the_smallest_program_and_stay_there(model, engine, monkeypa
         tokens[seed], model.generate('cat', seed=seed, decoder=SPEC, batch_size=1).tokens)
 
 
-def test_a_program_that_cannot_be_compiled_is_not_used(model, engine, capsys):
-  small = engine._decoders[SPEC].batches[0]
+def test_a_program_that_cannot_be_compiled_is_not_used(model, scheduler, capsys):
+  small = scheduler._stages[SPEC][-1].batches[0]
 
   def failing(requests):
     raise RuntimeError('RESOURCE_EXHAUSTED: Out of memory')
 
   small.runner.join = failing
-  engine.start()
-  until(lambda: engine.state == 'ready')
+  scheduler.start()
+  until(lambda: scheduler.state == 'ready')
   for _ in range(2):
-    (job,), (result,) = _decoded(engine, model, 1)
+    (job,), (result,) = _decoded(scheduler, model, 1)
     assert job.slots == 4 and result.result().tokens.shape == (1, 9)
     until(lambda: small.state == 'failed')
   errors = capsys.readouterr().err
@@ -127,8 +127,8 @@ def test_a_program_that_cannot_be_compiled_is_not_used(model, engine, capsys):
 def test_programs_that_a_server_has(model, monkeypatch):
   served = wire.serving(model, (SPEC, 'vanilla'))
   sizes = lambda slots, **options: [
-      [batch.size for batch in decoder.batches]
-      for decoder in server.engine(served, slots=slots, queue=1, **options)._decoders.values()]
+      [batch.size for batch in stages[-1].batches] for stages in server.make_scheduler(
+          served, slots=slots, queue=1, **options)._stages.values()]
   assert sizes(1) == [[1]] * 2 and sizes(6) == [[1, 2, 4, 6]] * 2 and sizes(8) == [[1, 2, 4, 8]] * 2
   assert sizes(8, fixed_slots=True) == [[8]] * 2
   needs = [Runner(model, 8, decoder=spec).estimate(tiny.request(model, decoder=spec))

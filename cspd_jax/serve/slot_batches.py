@@ -33,10 +33,10 @@ class ImageJob:
   Attributes:
     images: one image, also of a cascade.
     decoder: the name of its runner.
-    listener: called in the engine's thread, which it must not block: with a `decode.Partial` after
-      every step, if the image is watched, and once at the end, with a `slots.FinishedImage`, a
-      `DeviceError`, or a `ClosedError` after `Engine.abandon`. After `Engine.cancel` it is not
-      called.
+    listener: called in the scheduler's thread, which it must not block: with a `decode.Partial`
+      after every step, if the image is watched, and once at the end, with a `slots.FinishedImage`,
+      a `DeviceError`, or a `ClosedError` after `Scheduler.abandon`. After `Scheduler.cancel` it is
+      not called.
     watched: whether the listener is called after every step, which is one round then.
     created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
     slots: the number of slots of the program that decodes it, once it has one.
@@ -87,8 +87,8 @@ class DecoderBatches:
   """A decoder's batches, by number of slots; the last, of `size` slots, is compiled first.
 
   `recent` are the seconds of the last images, from slot to completion, which other threads read
-  with the engine's lock; before one is complete, `first` are those that the first will have needed,
-  by the tokens that it has. `is_prior` says that they decode the tokens of a prior.
+  with the scheduler's lock; `first` is an extrapolation for the first image, from its tokens so
+  far. `is_prior` says that they decode the tokens of a prior.
   """
 
   def __init__(self, name: str, runners: Sequence[Runner], is_prior: bool = False):
