@@ -239,7 +239,7 @@ class Visibility(NamedTuple):
     transform: `(context, span, tokens [B, T, C], missing, cache) -> (z [S, B, W, D], cache)`: the
       output for the tokens of the round, from `tokens` and `missing` of the `Draft`.
     passes: `span -> [B]`: passes of the transformer per row; they run in parallel.
-    sizes: `W -> ` how often `Sizes.per_pass` is in memory at once, per image and stream.
+    sizes: maps `W` to how often `Sizes.per_pass` is in memory at once, per image and stream.
   """
 
   name: str
@@ -268,7 +268,7 @@ class Verifier(NamedTuple):
       that remember earlier rounds and take their drafts from there; None for others.
     exact: whether the tokens follow the decoder's `distribution`, whatever the model.
     bounded: whether the error of every token is bounded.
-    head_states: `W -> ` the most states per image in one call of a head; by default one per token.
+    head_states: maps `W` to the most states per image in a call of a head; by default one a token.
   """
 
   verify: Callable[[DecodeContext, Span, Draft | None, jax.Array], Verdict]

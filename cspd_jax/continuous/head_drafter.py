@@ -142,11 +142,10 @@ def fit_rho(schedule: Schedule, trajectories: Trajectories, reach: int = 2) -> n
 
   For every level the clean token that the head's output implies is predicted from its output 1 to
   `reach` levels above. About 300 chains of the model, from `record`, are enough. A short reach is
-  best, as most drafts fail early. Raises ValueError if the chains have another number of levels.
+  best, as most drafts fail early.
   """
   x, eps = (np.asarray(leaf, np.float64) for leaf in trajectories)
-  if len(x) != schedule.num_levels:
-    raise ValueError(f'trajectories have {len(x)} levels; the schedule has {schedule.num_levels}.')
+  assert len(x) == schedule.num_levels, (len(x), schedule.num_levels)
   token = lambda level, eps: schedule.x_to_x0[level] * x[level] - schedule.eps_to_x0[level] * eps
   rho = np.ones(len(x))
   for level in range(len(x) - 1):

@@ -55,8 +55,8 @@ def _numbers(name: str, value: Any, num_rows: int) -> Any:
   except (TypeError, ValueError):  # Lists of different lengths, objects.
     array = np.asarray('')
   is_real = jnp.issubdtype(array.dtype, jnp.floating)
-  if not is_real and not jnp.issubdtype(array.dtype, jnp.integer):
-    raise ValueError(f'{name} is {value!r:.80}; it must be a number, or one number per row.')
+  fields.require(is_real or jnp.issubdtype(array.dtype, jnp.integer), name, value,
+                 'a number, or one number per row')
   if array.shape not in ((), (num_rows,)):
     raise ValueError(f'{name} has shape {array.shape}; it must be a number or, for these '
                      f'{num_rows} rows, have shape ({num_rows},).')

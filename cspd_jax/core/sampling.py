@@ -124,9 +124,8 @@ def check(sampling: Any, options: Mapping[str, Option], num_streams: int,
   `options` are those of the model's tokens, and others must have their defaults. `temperature` are
   further limits of it.
   """
-  if not isinstance(sampling, SamplingParams):
-    raise ValueError(f'sampling is {sampling!r:.80}; it must be a cspd_jax.SamplingParams, such as '
-                     'SamplingParams(temperature=0.9).')
+  fields.require(isinstance(sampling, SamplingParams), 'sampling', sampling,
+                 'a cspd_jax.SamplingParams, such as SamplingParams(temperature=0.9)')
   limits: dict[str, list[rows.Limit]] = {}
   for name, default in SamplingParams._field_defaults.items():
     if name in options and not (name in CUTS and getattr(sampling, name) is None):

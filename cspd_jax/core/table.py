@@ -37,7 +37,7 @@ class Entry(NamedTuple):
       first: each with the function that turns it into the argument. Text selects one of several.
     sizes: `(arguments, sizes) -> parameters`: those that follow from the sizes `window` and
       `length` of a round, if `arguments` are set.
-    refuses: `target -> ` why the decoder cannot decode it, or None if it can.
+    refuses: maps a target to why the decoder cannot decode it, or to None if it can.
   """
 
   build: Callable[..., Any]

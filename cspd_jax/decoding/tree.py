@@ -266,8 +266,8 @@ def branching(counts: str) -> Tree:
   separated by spaces; a path lists the ranks from the root to the node, one digit each.
   `'2 0:2 00:1'` has 5 drafts: 0, 1, 00, 01 and 000. ValueError for others, or a path to no node.
   """
-  if not isinstance(counts, str) or not counts.isascii():
-    raise ValueError(f"counts is {counts!r:.80}; it must be a string, such as '2 0:2 00:1'.")
+  fields.require(isinstance(counts, str) and counts.isascii(), 'counts', counts,
+                 "a string, such as '2 0:2 00:1'")
   number = {}
   for entry in counts.split():
     path, _, children = entry.rpartition(':')

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cspd_jax.core import guesses, naming
+from cspd_jax.core import fields, guesses, naming
 from cspd_jax.core.table import Table
 from cspd_jax.decoding import specification
 from cspd_jax.files import store
@@ -95,9 +95,7 @@ class Parts(NamedTuple):
       return None
     config = self.loaded['text'].config
     name = self.defaults.get('contexts', config.form)
-    if name not in writers:
-      raise ValueError(f'contexts of model {self.name!r} is {name!r:.80}; it must be one of '
-                       f'{", ".join(writers)}.')
+    fields.check_choice(f'contexts of model {self.name!r}', name, writers)
     if name == config.form and config.first_token is not None:
       return functools.partial(writers[name], first_token=config.first_token)
     return writers[name]
@@ -216,9 +214,9 @@ class Family(NamedTuple):
                   if not name.startswith(PRIOR_PREFIX)}
     options.check_defaults(
         self.table, defaults, ('contexts',) if self.prompt_writers else ())
-    if not isinstance(name := defaults.get('contexts', ''), str):
-      raise ValueError(f'contexts is {name!r:.80}; it must be one of '
-                       f'{", ".join(self.prompt_writers)}.')
+    name = defaults.get('contexts', '')
+    fields.require(isinstance(name, str), 'contexts', name,
+                   f'one of {", ".join(self.prompt_writers)}')
 
 
 FAMILIES: dict[str, Family] = {}
@@ -268,9 +266,7 @@ def get(name: str) -> Family:
   """Returns the family of this name; raises ValueError if none has it, installed ones included."""
   if name not in FAMILIES:
     load_installed(name)
-  if name not in FAMILIES:
-    raise ValueError(f'family is {name!r:.80}; it must be one of: {", ".join(sorted(FAMILIES))}; '
-                     f'{_OWN}.')
+  fields.require(name in FAMILIES, 'family', name, f'one of: {", ".join(sorted(FAMILIES))}; {_OWN}')
   return FAMILIES[name]
 
 

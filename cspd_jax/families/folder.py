@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from cspd_jax.core import compilations, naming
+from cspd_jax.core import compilations, fields, naming
 from cspd_jax.core.decoder import AnyDecoder
 from cspd_jax.core.spec import Spec
 from cspd_jax.decoding.base import Target
@@ -120,9 +120,8 @@ def load(name_or_folder: str | os.PathLike = store.DEFAULT, *, dtype: Any = None
 
 def with_cache_dtype(model: Model, dtype: str) -> Model:
   """Returns a model with keys and values in 'int8': another target; ValueError without them."""
-  if dtype != 'int8':
-    raise ValueError(f"cache_dtype is {dtype!r}; it must be 'int8', or None for the dtype of the "
-                     'parameters.')
+  fields.require(dtype == 'int8', 'cache_dtype', dtype,
+                 "'int8', or None for the dtype of the parameters")
   if not memory.has_cache(model):
     raise ValueError(f"cache_dtype is 'int8', but a {model.family!r} model has no cache; leave it "
                      'out.')
@@ -159,9 +158,10 @@ def _resize(grid: Any, family: family_lib.Family) -> Callable[[dict[str, Loaded]
   if resize is None:
     raise ValueError(f'grid is {grid}, but a {family.name!r} model generates images of one size; '
                      'leave it out.')
-  if not isinstance(grid, (tuple, list)) or len(grid) != 2 or not all(
-      isinstance(size, int) and size > 0 for size in grid):
-    raise ValueError(f'grid is {grid!r}; it must be rows and columns of tokens, such as (32, 48).')
+  fields.require(
+      isinstance(grid, tuple | list) and len(grid) == 2
+      and all(isinstance(size, int) and size > 0 for size in grid),
+      'grid', grid, 'rows and columns of tokens, such as (32, 48)')
   return lambda loaded: resize(loaded, (grid[0], grid[1]))
 
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import naming, programs, progress
+from cspd_jax.core import fields, naming, programs, progress
 from cspd_jax.files.store import Loaded
 from cspd_jax.generation.parts import PromptKind
 from cspd_jax.models import llamagen, t5
@@ -24,10 +24,8 @@ def classes(num_classes: int, names: Sequence[str] = ()) -> PromptKind:
   Raises ValueError unless there are `num_classes` different names or none.
   """
   names = names or ()
-  if names and (not isinstance(names, list | tuple) or len(names) != num_classes
-                or not all(isinstance(name, str) for name in names)):
-    raise ValueError(f'labels of the target is {names!r:.80}; it must be a list of {num_classes} '
-                     'names, or empty.')
+  fields.require(not names or _is_list_of(str, names) and len(names) == num_classes,
+                 'labels of the target', names, f'a list of {num_classes} names, or empty')
   names = [progress.unicode(name) for name in names]  # Files, pictures and answers hold them.
   number: dict[str, int] = {}
   for label, name in enumerate(names):
@@ -106,7 +104,7 @@ def captions(caption_dim: int, encoder: Loaded | None, text: Text | None) -> Pro
 
 
 def _reader(encoder: Loaded, text: Text) -> Callable[[str], tuple[np.ndarray, np.ndarray]]:
-  """Returns `prompt -> ` its features `[120, D]` and mask `[120]`, as host arrays.
+  """Returns a function that maps a prompt to features `[120, D]` and mask `[120]`, host arrays.
 
   Prompts are encoded one by one: one shape is compiled, and the features of a prompt do not depend
   on the other prompts of a batch.
@@ -165,8 +163,8 @@ def tokens(grid: tuple[int, int], text: Text | None, write: templates.Writer | N
     forms: the forms of tokenizer files that the model may have, for messages.
     num_streams: guidance streams of a prompt: with 2, the second one is the null condition.
   """
-  if not _is_list_of(str, examples):
-    raise ValueError(f'prompts of the target is {examples!r:.80}; it must be a list of texts.')
+  fields.require(
+      _is_list_of(str, examples), 'prompts of the target', examples, 'a list of texts')
 
   @functools.cache
   def words() -> Text:

@@ -8,6 +8,7 @@ import shutil
 import stat
 from typing import Any
 
+from cspd_jax.core import fields
 from cspd_jax.files import locks
 
 # Bytes below which a disk counts as full, and of the longest file name.
@@ -19,8 +20,8 @@ def find(name: str, value: str | os.PathLike) -> pathlib.Path:
 
   What cannot be a path raises ValueError: another type, an unknown user, too long a name.
   """
-  if not isinstance(value, (str, os.PathLike)):
-    raise ValueError(f'{name} is {value!r:.80}; it must be a path, a string or a pathlib.Path.')
+  fields.require(isinstance(value, str | os.PathLike), name, value,
+                 'a path, a string or a pathlib.Path')
   try:
     path = pathlib.Path(value).expanduser().absolute()
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):

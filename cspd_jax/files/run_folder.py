@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.files import atomic, locks, npz, output, paths, reading
 from cspd_jax.version import __version__
 
@@ -212,8 +213,8 @@ class Report:
 
     Raises ValueError unless it is a plain name, of no other file there, and the folder exists.
     """
-    if not paths.is_plain(name) or name in _RESERVED:
-      raise ValueError(f'name is {name!r}; it must be a file in the folder of the report.')
+    fields.require(paths.is_plain(name) and name not in _RESERVED, 'name', name,
+                   'a file in the folder of the report')
     output.check_free(self.folder, name, self._earlier)
     self._check_there()
     return self._new / name

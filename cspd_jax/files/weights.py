@@ -22,6 +22,7 @@ import numpy as np
 import safetensors
 from flax import traverse_util
 
+from cspd_jax.core import fields
 from cspd_jax.files import atomic, paths, reading
 
 Params = Any
@@ -241,9 +242,8 @@ def checked_dtype(dtype: Any, *, in_jax: bool = False) -> Any:
     name = str(jnp.dtype(dtype))
   except TypeError:
     name = ''
-  if name not in FLOATING:
-    raise ValueError(f'dtype is {dtype!r:.80}; it must be a floating-point dtype of at least 16 '
-                     f'bits: {", ".join(FLOATING)}.')
+  fields.require(name in FLOATING, 'dtype', dtype,
+                 f'a floating-point dtype of at least 16 bits: {", ".join(FLOATING)}')
   if in_jax and name == 'float64' and not jax.config.jax_enable_x64:
     raise ValueError("dtype is 'float64', which JAX's arrays have only after "
                      "jax.config.update('jax_enable_x64', True); call it first, or use float32.")

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Self
 import jax
 import numpy as np
 
-from cspd_jax.core import batches, guarantees
+from cspd_jax.core import batches, fields, guarantees
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.generation import decode, images as images_lib, memory, pixels, prompts as prompts_lib
@@ -169,9 +169,8 @@ class Cascade:
         `prior.temperature` and so on.
     """
     first, second = _both(decoder)
-    if not isinstance(prior, Mapping):
-      raise ValueError(f'prior is {prior!r:.80}; it must be options of the prior by name, such as '
-                       'prior=dict(temperature=0.9).')
+    fields.require(isinstance(prior, Mapping), 'prior', prior,
+                   'options of the prior by name, such as prior=dict(temperature=0.9)')
     shared = {name: value for name, value in options.items()
               if name not in self.second.table.options}
     with _named(prior):

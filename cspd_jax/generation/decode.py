@@ -16,6 +16,7 @@ from cspd_jax.continuous import result as continuous
 from cspd_jax.core import (
   batches,
   compilations,
+  fields,
   programs,
   progress as progress_lib,
   random as random_lib,
@@ -30,9 +31,9 @@ from cspd_jax.generation.results import Generated
 
 def generate(images: Any, progress: Progress | bool | None = None) -> Generated:
   """Decodes images, also those of a cascade; `progress` is as for `Model.generate`."""
-  if not (progress is None or isinstance(progress, bool) or callable(progress)):
-    raise ValueError(f'progress is {progress!r:.80}; it must be True for a progress bar, or a '
-                     'function of the numbers of finished images and of all images.')
+  fields.require(
+      progress is None or isinstance(progress, bool) or callable(progress), 'progress', progress,
+      'True for a progress bar, or a function of the numbers of finished images and of all images')
   sampler = images.sampler
   if progress is True:
     with compilations.reported(), progress_lib.bar('generating') as show:
@@ -110,8 +111,7 @@ def check_valid(decoder: AnyDecoder, decoded: Any, names: Sequence[str]) -> None
 
 def check_stream(every: Any, options: Mapping[str, Any]) -> None:
   """Raises ValueError for arguments of `Model.stream` that are not supported."""
-  if not isinstance(every, (int, np.integer)) or every < 1:
-    raise ValueError(f'every is {every!r}; it must be a whole number, at least 1.')
+  fields.check_whole('every', every, 'a whole number, at least 1', least=1)
   if 'batch_size' in options:
     raise ValueError(f"batch_size is {options['batch_size']!r}, but all images of a stream are "
                      'decoded at once; leave it out.')

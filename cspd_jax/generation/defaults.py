@@ -19,6 +19,8 @@ device and number of images: `{'NVIDIA H200': {'8': ['mc_sjd(window=32)', 1.25]}
 from collections.abc import Mapping
 from typing import Any
 
+from cspd_jax.core import fields
+
 PLATFORMS = ('cpu', 'gpu', 'tpu')
 
 
@@ -38,9 +40,9 @@ def check(choice: Any, name: str = 'decoder') -> None:
     else:
       specifications = [entry]
     for text in specifications:
-      if not isinstance(text, str) and (device or text is not None):
-        raise ValueError(f'{where} is {text!r:.80}; it must be a text such as mc_sjd(window=32), '
-                         'or such texts by device, and there by number of images.')
+      fields.require(isinstance(text, str) or not device and text is None, where, text,
+                     'a text such as mc_sjd(window=32), or such texts by device, and there by '
+                     'number of images')
 
 
 def check_seconds(measured: Any) -> None:
@@ -48,10 +50,11 @@ def check_seconds(measured: Any) -> None:
   by_device = {} if measured is None else measured
   for by_size in by_device.values() if isinstance(by_device, Mapping) else [None]:
     for entry in by_size.values() if isinstance(by_size, Mapping) else [None]:
-      if not isinstance(entry, list) or len(entry) != 2 or not isinstance(
-          entry[1], int | float) or not isinstance(entry[0], str):
-        raise ValueError(f'seconds is {measured!r:.80}; it must be a decoder and its seconds per '
-                         'image, by device and number of images: run cspd-tune again.')
+      fields.require(
+          isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+          and isinstance(entry[1], int | float), 'seconds', measured,
+          'a decoder and its seconds per image, by device and number of images: run cspd-tune '
+          'again')
 
 
 def find(choice: Any, device: Any, batch_size: int) -> str | None:

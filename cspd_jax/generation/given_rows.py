@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from PIL import Image, ImageOps
 
+from cspd_jax.core import fields
 from cspd_jax.decoding import prefix as prefix_lib
 from cspd_jax.decoding.base import Target
 from cspd_jax.files import reading
@@ -36,14 +37,11 @@ def tokens(model: Any, prefix: Any, rows: int | None) -> np.ndarray:
   if prefix is None:
     raise ValueError(f'rows is {rows}, but there is no prefix to take rows from; pass prefix, '
                      'or leave rows out.')
-  if model.prefix is not None:
-    raise ValueError(f'prefix is set, but model {model.name!r} has one of {model.prefix_length} '
-                     'tokens; pass it to the model without one.')
+  _check_without(model)
   width, (num_rows, _) = row_width(model), model.grid
-  if rows is not None and (isinstance(rows, bool) or not isinstance(rows, (int, np.integer))
-                           or not 1 <= rows < num_rows):
-    raise ValueError(f'rows is {rows!r:.80}; it must be a whole number from 1 to {num_rows - 1}, '
-                     f'because an image has {num_rows} rows of tokens.')
+  if rows is not None:
+    fields.check_whole('rows', rows, f'a whole number from 1 to {num_rows - 1}, because an image '
+                       f'has {num_rows} rows of tokens', 1, num_rows - 1)
   most = width * (num_rows // 2 if rows is None else rows)
   if isinstance(prefix, (str, os.PathLike)):
     prefix = _picture(pathlib.Path(prefix), pixels.size(model))
@@ -64,25 +62,23 @@ def tokens(model: Any, prefix: Any, rows: int | None) -> np.ndarray:
   return result
 
 
-def checked(model: Any, tokens: Any) -> np.ndarray:
-  """Returns the prefix of `Model.with_prefix`; raises ValueError for tokens that cannot be one."""
-  prefix = np.asarray(tokens)
+def _check_without(model: Any) -> None:
   if model.prefix is not None:
-    raise ValueError(f'model {model.name!r} has a prefix of {model.prefix_length} tokens; call '
-                     'with_prefix of the model without one.')
+    raise ValueError(f'prefix is set, but model {model.name!r} has one of {model.prefix_length} '
+                     'tokens; use the model without one.')
+
+
+def changes(model: Any, tokens: Any) -> dict[str, Any]:
+  """Returns the fields in which `Model.with_prefix` differs; ValueError if it cannot exist."""
+  _check_without(model)
+  prefix = np.asarray(tokens)
   if prefix.ndim not in (1, 2) or not np.issubdtype(prefix.dtype, np.integer):
     raise ValueError(f'tokens is {prefix.dtype}{list(prefix.shape)}; it must be whole numbers, '
                      '[P] or [B, P].')
-  prefix_lib.check_length(prefix.shape[-1], model.num_tokens, row_width(model))
-  return prefix_lib.narrow(prefix)
-
-
-def fields(model: Any, tokens: Any) -> dict[str, Any]:
-  """Returns the fields in which `Model.with_prefix` differs; ValueError if it cannot exist."""
-  prefix = checked(model, tokens)
   length = prefix.shape[-1]
+  prefix_lib.check_length(length, model.num_tokens, row_width(model))
   return dict(
-      prefix=prefix,
+      prefix=prefix_lib.narrow(prefix),
       build_target=lambda guided: prefix_lib.target(model.target(guided), length),
       drafts={name: part._replace(build=functools.partial(part.build, prefix_length=length))
               for name, part in model.drafts.items()})

@@ -371,7 +371,7 @@ class Model:
     `given_rows.tokens` returns them for pictures. Another number of them, and models of continuous
     tokens or with a prefix, raise ValueError.
     """
-    return self._replaced(**given_rows.fields(self, tokens))
+    return self._replaced(**given_rows.changes(self, tokens))
 
   def _replaced(self, **changes: Any) -> Self:
     """Returns the model with other fields, which shares its programs and estimates."""

@@ -314,8 +314,7 @@ class Sampler:
 
     They have no pixels if another program draws these.
     """
-    if isinstance(images.seeds, jax.Array):
-      raise ValueError('seed is a random key, for tokens alone; request images with whole numbers.')
+    assert not isinstance(images.seeds, jax.Array), 'a random key is for tokens alone'
     model, length = self.model, self.model.prefix_length
     tokens, fixed = np.asarray(decoded.tokens), np.asarray(decoded.round_of_token)
     condition = images.condition

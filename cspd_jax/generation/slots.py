@@ -23,7 +23,6 @@ from cspd_jax.core.spec import Spec
 from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.base import Decoded
-from cspd_jax.decoding.loop import Decoder
 from cspd_jax.generation import memory
 from cspd_jax.generation.decode import Partial
 from cspd_jax.generation.images import Images
@@ -71,19 +70,13 @@ class Runner:
 
     It is compiled when the first image joins. Images with a prefix need a model of
     `Model.with_prefix`, with any prefix of their length. `prompt_length` are the most tokens of a
-    prompt; None for models whose prompts have one shape. Continuous tokens and several devices
-    raise ValueError.
+    prompt; None for models whose prompts have one shape. Models of continuous tokens or on a mesh
+    have no slots.
     """
-    if num_slots < 1:
-      raise ValueError(f'num_slots is {num_slots}; it must be at least 1.')
-    if model.mesh is not None:
-      raise ValueError(f'model {model.name!r} is divided over a mesh; load it on one device.')
+    assert num_slots > 0 and model.mesh is None, (num_slots, model.mesh)
     self.model, self.images = model, dict[int, Images]()
     specification = model.specification(decoder, batch_size=num_slots)
-    built: Any = model.decoder(specification)
-    if not isinstance(built, Decoder):
-      raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
-                       'others; use Model.generate.')
+    built = model.decoder(specification)
     self._size, self._prompt_length = num_slots, prompt_length
     self._slots: Any = None
     # What the host has read of the slots since they last changed.
@@ -118,12 +111,10 @@ class Runner:
   def join(self, images: Sequence[Images]) -> list[int]:
     """Starts images, each with a prefill of its own: they rarely come together.
 
-    Each record is of one image; returns their slots. Those of another decoder or model, longer
-    prompts or prefixes, with `raw_log_probs`, or more than free slots raise ValueError: none joins.
+    Each record is of one image, and there are as many free slots; returns these. Images of another
+    decoder or model, longer prompts or prefixes, or `raw_log_probs` raise ValueError: none joins.
     """
-    if len(images) > self.free:
-      raise ValueError(f'images are {len(images)}, and {self.free} of {self._size} slots are '
-                       'free; wait until others are complete.')
+    assert len(images) <= self.free, f'{self.free} of {self._size} slots are free'
     inputs = [self._arguments(image) for image in images]
     joined = [slot for slot in range(self._size) if slot not in self.images][:len(images)]
     for slot, image, arguments in zip(joined, images, inputs):
@@ -172,9 +163,6 @@ class Runner:
 
   def leave(self, slot: int) -> None:
     """Removes an image from its slot, complete or not."""
-    if slot not in self.images:
-      raise ValueError(f'slot is {slot}, which is free; slots in use are '
-                       f'{sorted(self.images) or "none"}.')
     self._leave([slot])
 
   def clear(self) -> None:
@@ -219,7 +207,5 @@ class Runner:
     """Pads a part of a condition that is a prompt: the slots have one shape."""
     if not isinstance(leaf, Prompt):
       return leaf
-    if self._prompt_length is None:
-      raise ValueError(f'prompt_length is None, but a prompt has {leaf.longest} tokens, and others '
-                       'may have another number; pass the most tokens of a prompt to Runner.')
+    assert self._prompt_length is not None, 'prompts of several lengths need prompt_length'
     return leaf.padded(self._prompt_length)

@@ -79,8 +79,8 @@ def measure(runs: Mapping[Name, Callable[[], Any]], repeats: int = 5, *, warmup:
 def forward_passes(target: Target, tree: Tree) -> Callable[[Any, Any, Any], jax.Array]:
   """Builds a function that runs only the target's forward passes of `count` rounds, in a loop.
 
-  The rounds, with the drafts of `tree`, are spread evenly over the image. The function is
-  `(params, condition, count) -> ` a scalar to wait for.
+  The rounds, with the drafts of `tree`, are spread evenly over the image. The function maps
+  `(params, condition, count)` to a scalar to wait for.
   """
 
   def run(params, condition, count):

@@ -66,11 +66,9 @@ class CLIPConfig:
     fields.check(self, image_layers=layers, text_layers=layers, context=(2, 2**20))
     for name in ('image', 'text'):
       dim, heads = getattr(self, f'{name}_dim'), getattr(self, f'{name}_heads')
-      if dim % heads:
-        raise ValueError(f'{name}_heads is {heads}; it must divide {name}_dim, which is {dim}.')
-    if self.image_size % self.patch_size:
-      raise ValueError(f'image_size is {self.image_size}; it must be a multiple of patch_size, '
-                       f'which is {self.patch_size}.')
+      fields.require(dim % heads == 0, f'{name}_heads', heads, f'a divisor of {name}_dim, {dim}')
+    fields.require(self.image_size % self.patch_size == 0, 'image_size', self.image_size,
+                   f'a multiple of patch_size, which is {self.patch_size}')
 
 
 PRESETS: dict[str, CLIPConfig] = {
@@ -135,12 +133,9 @@ def init(config: CLIPConfig, rng: jax.Array) -> Params:
 def image_features(params: Params, config: CLIPConfig, pixels: jax.Array) -> jax.Array:
   """Returns the features of images, `[B, F]` float32, which are not normalised.
 
-  Pixels are `[B, image_size, image_size, 3]`, as `metrics.clip.prepared` returns them; other sizes
-  raise ValueError.
+  Pixels are `[B, image_size, image_size, 3]`, as `metrics.clip.prepared` returns them.
   """
-  side = config.image_size
-  if pixels.shape[1:] != (side, side, 3):
-    raise ValueError(f'pixels have shape {pixels.shape}; it must be [B, {side}, {side}, 3].')
+  assert pixels.shape[1:] == (config.image_size, config.image_size, 3), pixels.shape
   with _precise():
     return _Image(config).apply({'params': params['image']}, pixels)
 
@@ -149,10 +144,9 @@ def text_features(params: Params, config: CLIPConfig, tokens: jax.Array, ends: j
                   ) -> jax.Array:
   """Returns the features of texts, `[B, F]` float32, which are not normalised.
 
-  Tokens `[B, L]` are those from the start token to the end token, `[B]` the index of the end token;
-  those behind have no effect. More than `context` raise ValueError.
+  Tokens `[B, L]`, at most `context`, begin with the start token; those behind the end token, whose
+  index is `ends` `[B]`, have no effect.
   """
-  if tokens.shape[1] > config.context:
-    raise ValueError(f'tokens have shape {tokens.shape}; a text has at most {config.context}.')
+  assert tokens.shape[1] <= config.context, tokens.shape
   with _precise():
     return _Text(config).apply({'params': params['text']}, tokens, ends)

@@ -54,8 +54,8 @@ class CosmosConfig(autoencoder.AutoencoderSizes):
     fields.check(self, levels=(2, 1024))
     for name in ('patch_size', 'factor', 'time_factor'):
       value, least = getattr(self, name), 1 if name == 'patch_size' else self.patch_size
-      if value & (value - 1) or value < least:
-        raise ValueError(f'{name} is {value}; it must be a power of 2 of at least {least}.')
+      fields.require(value >= least and not value & (value - 1), name, value,
+                     f'a power of 2 of at least {least}')
     if self.num_halvings >= len(self.ch_mult):
       raise ValueError(
           f'factor is {self.factor} with patch_size {self.patch_size} and {len(self.ch_mult)} '

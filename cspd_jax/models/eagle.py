@@ -282,9 +282,6 @@ def network(config: EagleConfig, target: Ends) -> Network:
   def prefill(params: Params, condition: Any, features: jax.Array, num_slots: int) -> Cache:
     streams, features = features.shape[0], features.reshape(-1, *features.shape[2:])
     rows, count = features.shape[0], features.shape[1] - 1
-    if config.reads_prompt and not isinstance(condition, Prompt):
-      raise ValueError(f'condition is a {type(condition).__name__}; a {config.family!r} drafter '
-                       'reads a models.conditions.Prompt.')
     tokens, condition_positions = _condition(
         config, rows, count, condition.first(streams) if config.reads_prompt else None)
     if count:
@@ -322,16 +319,11 @@ def _condition(
 ) -> tuple[jax.Array, ConditionPositions]:
   """Returns tokens `[R, C - 1]` of the condition's entries, and their positions."""
   if not config.reads_prompt:
-    if prompt is not None:
-      raise ValueError(f'prompt is not None, but the condition of a {config.family!r} target has '
-                       'no tokens; leave prompt out.')
     # The condition has embeddings instead of tokens: the published drafters are trained with token
     # 0 there, and they attend to the padding.
     positions = jnp.arange(-count, 0)[None]
     return (jnp.zeros((rows, count), jnp.int32), ConditionPositions(
         jnp.ones((rows, count), bool), positions, jnp.zeros(1, jnp.int32)))
-  if prompt is None:
-    raise ValueError(f'prompt is None; a {config.family!r} drafter reads the tokens of the '
-                     'condition.')
+  assert prompt is not None
   tokens, visible = prompt.rows()
   return tokens[:, 1:], causal.prompt_positions(visible[:, :-1])

@@ -81,10 +81,10 @@ class GlmImageConfig(decoder_only.DecoderOnlySizes):
           f'num_codes is {self.num_codes}, image_end {self.image_end}, output_size '
           f'{self.output_size} and vocab_size {self.vocab_size}; the end must follow the codes, '
           'within the outputs, and these must lie within the vocabulary.')
-    if len(self.sections) != 3 or not 0 < sum(self.sections) <= self.head_dim // 2:
-      raise ValueError(
-          f'sections is {self.sections}; it must be three numbers of pairs, for the temporal, the '
-          f'vertical and the horizontal position, of the {self.head_dim // 2} of a head.')
+    fields.require(
+        len(self.sections) == 3 and 0 < sum(self.sections) <= self.head_dim // 2,
+        'sections', self.sections, 'three numbers of pairs, for the temporal, the vertical and the '
+        f'horizontal position, of the {self.head_dim // 2} of a head')
     if 0 in self.small:
       raise ValueError(
           f'height is {self.height} and width is {self.width}; the small grid of an image this '

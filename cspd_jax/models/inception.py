@@ -224,9 +224,6 @@ def widths(config: InceptionConfig) -> Features:
 
 def apply(params: Params, config: InceptionConfig, images: jax.Array) -> Features:
   """Returns the features of images `[B, 299, 299, 3]`, resized and scaled by `metrics.inception`.
-
-  Raises ValueError for images of another size.
   """
-  if images.shape[1:] != (SIDE, SIDE, 3):
-    raise ValueError(f'images have shape {images.shape}; it must be [B, {SIDE}, {SIDE}, 3].')
+  assert images.shape[1:] == (SIDE, SIDE, 3), images.shape
   return Inception(config).apply({'params': params}, images.astype(jnp.float32))

@@ -120,9 +120,6 @@ def sample(config: KLVAEConfig, posterior: Posterior, key: jax.Array) -> jax.Arr
 
 def decode_unclipped(params: Params, config: KLVAEConfig, latents: jax.Array) -> jax.Array:
   """Decodes scaled latents `[B, h, w, z_channels]` to images `[B, H, W, C]`, not clipped."""
-  if latents.ndim != 4 or latents.shape[-1] != config.z_channels:
-    raise ValueError(
-        f'latents must be [batch, height, width, {config.z_channels}], got {latents.shape}.')
   latents = (latents / config.scale + config.shift).astype(vq.dtype(params))
   images = Tokenizer(config).apply({'params': params}, latents, method='images')
   return images.astype(jnp.float32)

@@ -67,11 +67,10 @@ class MARConfig:
   def __post_init__(self):
     side, depth = (1, fields.MOST_SIDE), (1, fields.MOST_LAYERS)
     fields.check(self, height=side, width=side, num_layers=depth, head_layers=depth)
-    if self.dim % self.num_heads:
-      raise ValueError(f'num_heads is {self.num_heads}; it must divide dim ({self.dim}).')
-    if self.token_dim % self.patch_size**2:
-      raise ValueError(f'token_dim is {self.token_dim}; it must be a multiple of the '
-                       f'{self.patch_size**2} latents per token.')
+    fields.require(self.dim % self.num_heads == 0, 'num_heads', self.num_heads,
+                   f'a divisor of dim, {self.dim}')
+    fields.require(self.token_dim % self.patch_size**2 == 0, 'token_dim', self.token_dim,
+                   f'a multiple of the {self.patch_size**2} latents per token')
 
   @property
   def num_tokens(self) -> int:

@@ -50,9 +50,9 @@ class T5Config:
 
   def __post_init__(self):
     fields.check(self, num_layers=(1, fields.MOST_LAYERS))
-    if self.num_distances % 4 or self.num_distances // 4 >= self.max_distance:
-      raise ValueError(f'num_distances is {self.num_distances}; it must be a multiple of 4 below '
-                       f'{4 * self.max_distance}, which is 4 * max_distance.')
+    most = 4 * self.max_distance
+    fields.require(self.num_distances % 4 == 0 and self.num_distances < most, 'num_distances',
+                   self.num_distances, f'a multiple of 4 below {most}, which is 4 * max_distance')
 
 
 PRESETS: dict[str, T5Config] = {'flan_t5_xl': T5Config()}

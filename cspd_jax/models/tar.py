@@ -97,8 +97,8 @@ class BridgeConfig:
 
   def __post_init__(self):
     fields.check(self, num_layers=(1, fields.MOST_LAYERS), side=(1, fields.MOST_SIDE))
-    if self.dim % self.num_heads:
-      raise ValueError(f'num_heads is {self.num_heads}; it must divide dim, which is {self.dim}.')
+    fields.require(self.dim % self.num_heads == 0, 'num_heads', self.num_heads,
+                   f'a divisor of dim, {self.dim}')
 
 
 class Bridge(nn.Module):

@@ -37,7 +37,7 @@ def save_curves(path: str | os.PathLike, panels: Sequence[Sequence[Panel]], *, x
   """Writes small multiples with one legend, as PNG or SVG by the ending of the path.
 
   `panels` are rows of one length; the panels of a column share their y axis, all panels the x axis.
-  Raises ValueError if the path has another ending, or there are more curves than colours.
+  Raises ValueError if the path has another ending.
   """
   fields.require(str(path).endswith(('.png', '.svg')), 'path', str(path), 'a .png or .svg file')
   assert panels and panels[0] and {len(row) for row in panels} == {len(panels[0])}, 'one length'
@@ -69,9 +69,7 @@ def _styles(panels: Sequence[Panel]) -> dict[str, dict]:
       assert all(map(math.isfinite, (*curve.x, *curve.y, *curve.error))), name
       leader_of.setdefault(name, curve.like)
   leaders = [name for name, like in leader_of.items() if not like]
-  if len(leaders) > len(COLORS):
-    raise ValueError(f'panels has {len(leaders)} curves with a colour of their own; it can have at '
-                     f'most {len(COLORS)}.')
+  assert len(leaders) <= len(COLORS), f'{len(leaders)} curves with a colour of their own'
   styles: dict[str, dict[str, Any]] = {
       name: dict(color=color, marker=marker, markerfacecolor=color, linestyle='-')
       for name, color, marker in zip(leaders, COLORS, MARKERS)}

@@ -300,9 +300,8 @@ def _numbers(values: Mapping[str, Any], options: Sequence[str], of: str = '') ->
 def _of_prior(values: Any, served: Served) -> dict[str, Any]:
   """Returns the sampling options of the prior."""
   supported = served.options_of_prior
-  if not isinstance(values, Mapping) or not set(values) <= set(supported):
-    raise ValueError(f'prior is {values!r:.80}; it must be an object with sampling options of the '
-                     f'prior: {", ".join(supported)}.')
+  fields.require(isinstance(values, Mapping) and set(values) <= set(supported), 'prior', values,
+                 f'an object with sampling options of the prior: {", ".join(supported)}')
   return _numbers({name: value for name, value in values.items() if value is not None},
                   supported, 'prior.')
 

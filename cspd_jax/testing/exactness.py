@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cspd_jax.core import compilations, programs
+from cspd_jax.core import compilations, fields, programs
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.testing.tabular import Tabular
@@ -56,8 +56,8 @@ def check_sampler(sample: Callable[[jax.Array, jax.Array], jax.Array], probs: np
   """
   probs = np.asarray(probs, np.float64)
   num_classes, cells = probs.shape
-  if batch_size < 2 or batch_size % 2:
-    raise ValueError(f'batch_size is {batch_size}; it must be an even number.')
+  fields.require(
+      batch_size > 0 and batch_size % 2 == 0, 'batch_size', batch_size, 'an even number')
   length = int(round(np.log(cells) / np.log(vocab_size))) if vocab_size > 1 else 0
   if vocab_size**length != cells or not length:
     raise ValueError(f'probs has {cells} sequences; with vocab_size {vocab_size} it must have a '

@@ -161,7 +161,7 @@ class _Reading(NamedTuple):
     stale: `[B, W, L + 1, S, F]` the target's features of the old window.
     old: what the network predicts behind the old nodes, with leading axes `[B, W, L]`.
     read: from features `[B, W, L, S, F]` of the new window to what the network predicts there.
-    correct: `(new, old, stale, has_stale [B, W, L]) -> ` corrected features.
+    correct: maps `(new, old, stale, has_stale [B, W, L])` to corrected features.
     logits: the target's head.
     plain: see `Agreement`.
   """

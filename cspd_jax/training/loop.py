@@ -255,13 +255,9 @@ def batch_of(tokens: np.ndarray, conditions: Conditions, seed: int, index: int, 
              ) -> tuple[np.ndarray, Conditions]:
   """Returns batch `index` of an endless pass over images `[N, T]`, reshuffled every epoch.
 
-  Every leaf of the conditions is `[N, ...]`. The same arguments return the same batch, so a
-  continued run sees the batches of an uninterrupted one; a batch that is larger than all images
-  raises ValueError.
+  Every leaf of the conditions is `[N, ...]`, and a batch has at most `N` images. The same arguments
+  return the same batch, so a continued run sees the batches of an uninterrupted one.
   """
-  if batch_size > tokens.shape[0]:
-    raise ValueError(f'batch_size is {batch_size}, but there are only {tokens.shape[0]} sequences; '
-                     'use a smaller batch_size or more images.')
   epoch, position = divmod(index, tokens.shape[0] // batch_size)
   order = _order(tokens.shape[0], seed, epoch)
   indices = order[position * batch_size:(position + 1) * batch_size]

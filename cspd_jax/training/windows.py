@@ -81,8 +81,7 @@ class _Recorded(NamedTuple):
 def recording(decoder: Decoder) -> Decoder:
   """Returns the decoder with the last round in its state, too; it has a static tree."""
   drafter = decoder.drafter
-  if not isinstance(drafter.tree, Tree):
-    raise ValueError(f'decoder has drafts of {drafter.tree}; use a decoder with a static tree.')
+  assert isinstance(drafter.tree, Tree), drafter.tree
   slots = drafter.tree.main_length + 1
 
   def recorded(inner: Any, result: RoundResult) -> _Recorded:

@@ -13,7 +13,6 @@ from cspd_jax.continuous import (
     coupling,
     decoders as by_levels,
     head as head_lib,
-    head_drafter,
     loop as loop_of_levels,
     path,
     schedule as schedule_lib,
@@ -44,7 +43,7 @@ from cspd_jax.testing.enumerate import enumerate_rounds
 from cspd_jax.testing.proofs import analytic
 from cspd_jax.testing.tabular import heads, network, tabular, tabular_drafter
 from tests.messages import said
-from tests.messages.said import each, slow
+from tests.messages.said import each
 
 MODEL = tabular(jax.random.key(0), 4, 6, guided=True, num_classes=3, row_width=3)
 T, KEY, LABELS = MODEL.target, jax.random.key(0), np.asarray([0, 1])
@@ -414,9 +413,6 @@ CALLS = [
             lambda target: by_levels.windows(target, 2, 2, FLOW),
             lambda target: by_levels.mar(target, 2, FLOW),
             lambda target: by_levels.exact_head(target, 2, 2, FLOW)))),
-    *slow(each(lambda at: head_drafter.fit_rho(
-        LEVELS, head_drafter.Trajectories(*np.zeros((2, 3, 1, 1)))),
-               ('trajectories have 3 levels; the schedule has 6',))),
     # Checks of targets, drafters and verifiers, and the tabular models for them.
     *each(lambda at, call: call(),
           (lambda: check_target(T, MODEL.params, jnp.asarray([5])),

@@ -187,13 +187,7 @@ SLOTS = [
     *each(lambda at, request: Runner(at.served, 2, decoder='vanilla').join([request(at)]),
           (lambda at: at.served.images(['cat'] * 2, decoder='vanilla'),
            r'it must be of 1 image by vanilla with a prefix'),),
-    *each(lambda at, call: call(at),
-          (lambda at: Runner(at.served, 0), 'num_slots is 0'),
-          (lambda at: Runner(at.emoji, 2, decoder='vanilla').check(at.emoji.images(
-              ['a strawberry flat on yellow with a castle and a fox on white'],
-              decoder='vanilla')), 'prompt_length is None, but a prompt has 20 tokens')),
     *slow(each(lambda at, call: call(at),
-          (lambda at: Runner(at.mar, 2), 'continuous tokens, whose images cannot join'),
           (lambda at: at.mar.generate(raw_log_probs=True), 'raw_log_probs is True; it must be'),
           (lambda at: at.mar.generate(['cat'], prefix=np.zeros((64, 64, 3), np.uint8)),
            "a 'mar' model has continuous tokens, and its decoders"))),

@@ -188,7 +188,7 @@ CALLS = [
           (tar.PriorConfig, {}, dict(height=20, width=20), '20 and 20; .* the grids 27x27, 13'),
           (tar.PriorConfig, {}, dict(height=27, width=13), 'height and width are 27 and 13'),
           (tar.ArDtokConfig, {}, dict(num_positions=4000), 'num_positions is 4000; images of 4096'),
-          (tar.BridgeConfig, {}, dict(num_heads=7), 'num_heads is 7; it must divide dim')),
+          (tar.BridgeConfig, {}, dict(num_heads=7), 'num_heads is 7; it must be a divisor of dim')),
     *each(lambda at, name, condition: TARGETS[name].check_condition(condition), *(
         (name, *row) for name, rows in {
             'classes': [

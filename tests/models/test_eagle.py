@@ -245,18 +245,6 @@ def test_attached_ends_are_those_of_the_target_without_copies():
     eagle.attach(drafter, drafter)
 
 
-def test_prompts_belong_to_chameleon():
-  for name in ('c2i', 'anole'):
-    case = CASES[name]
-    inputs = _inputs(case)
-    other = None if inputs.prompt else causal.Prompt(jnp.zeros((1, 1, 1)), jnp.ones((1, 1, 1)))
-    with pytest.raises(ValueError, match=f'prompt is {"not None" if other else "None"}'):
-      _predict(case, inputs._replace(prompt=other))
-  with pytest.raises(ValueError, match="condition is a ndarray; a 'chameleon' drafter reads a"):
-    eagle.network(case.config, ENDS).prefill(
-        inputs.params, np.zeros(3, int), inputs.features[:, :, :case.condition], 8)
-
-
 @pytest.mark.slow
 def test_a_correction_begins_as_the_rule_and_looks_at_single_places():
   config = eagle.EagleConfig(**_sizes, num_tokens=16, row_width=4, correction_dim=8)

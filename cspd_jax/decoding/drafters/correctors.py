@@ -52,7 +52,7 @@ class Corrector(NamedTuple):
       again. Here and in `begin`, `tokens` and `estimate` may have the first `n` of the `L`
       positions; `prediction` is then `[B, n, ...]` with the same dependencies.
     update: `(context, state, result) -> state` after a round of the target.
-    target_prediction: `result -> ` the target's prediction after every node, `[B, N + 1, ...]`.
+    target_prediction: maps a result to the target's prediction after every node `[B, N + 1, ...]`.
     correct: `(context, prediction, old, stale, has_stale, positions) -> (probs, estimate)`: the
       corrected distributions `[B, n, V]` of positions, before cuts, and the corrected predictions
       they are computed from. `stale` are predictions of the target, `old` are the corrector's in

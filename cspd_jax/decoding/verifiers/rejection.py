@@ -19,7 +19,7 @@ from cspd_jax.decoding import accept
 from cspd_jax.decoding.base import Layout, Rng, Verdict, Verifier
 from cspd_jax.decoding.tree import RuntimeTree
 
-# `(p [..., V], q [..., V], token [...], depth [...]) -> ` numbers; see `AcceptanceRule`.
+# Maps `(p [..., V], q [..., V], token [...], depth [...])` to numbers; see `AcceptanceRule`.
 NodeFunction = Callable[[jax.Array, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
