@@ -85,7 +85,7 @@ def override(config: Any, texts: Mapping[str, str | Sequence[str]],
              called: Callable[[str], str] | None = None) -> Any:
   """Replaces fields of a dataclass, which checks all its new values at once.
 
-  `texts` are by dotted name, one or several, those of a repeated flag: a field that may be a tuple
+  `texts` are by dotted name, one, or several of a repeated flag: a field that may be a tuple
   of any length gets all, any other field the last. Raises ValueError for a text that is not of the
   field's type, or a value that the dataclass rejects, with what a field is `called`, by default its
   flag.

@@ -20,7 +20,7 @@ class ModelFlags:
       other lengths round differently, so that seed-exact decoders may differ from vanilla.
     quantize: int8 stores the matrices of the target's layers as int8.
     cache_dtype: int8 stores the target's keys and values as int8.
-    mesh: several devices, such as 2x4: two groups, each of which decodes images of its own with
+    mesh: several devices, such as 2x4: two groups, which each decode images of their own with
       four devices that the model is sharded over. None uses one device.
     allow_nonfinite: loads parameters that are NaN or infinite, too.
   """
@@ -42,7 +42,7 @@ class LoadFlags(ModelFlags):
 
   Attributes:
     parts: networks in place of the model's own, by their roles, separated by commas, such as
-      eagle=runs/eagle,tokenizer=checkpoints/vq; the roles are those of `cspd_jax.load`.
+      eagle=runs/eagle,tokenizer=checkpoints/vq, with the roles of `cspd_jax.load`.
     grid: rows and columns of tokens, such as 48x32, of a model that generates images of several
       sizes; None uses the model's own.
   """

@@ -171,7 +171,7 @@ class Command:
         if group is not self._flags:
           names += [_PREFIX + name for name in names]
         for name in dict.fromkeys(names):
-          if name in fields_by_flag:  # A flag of the command hides that of its configuration.
+          if name in fields_by_flag:  # A flag of the command hides its configuration's.
             continue
           fields_by_flag[name] = number, field
           define = flags.DEFINE_boolean if field.kind is bool else flags.DEFINE_multi_string

@@ -29,7 +29,7 @@ MAPS, _ACCEPTED, _SPEED = 'acceptance.png', 'accepted.png', 'speed.png'
 MAPPED = 4  # With more images the maps are too wide to read.
 _TIMES = ('ms_per_round', 'seconds_per_image', 'speedup', 'speedup_error')  # Of a row.
 _HIDDEN = ('accepted_length', 'one_token_rounds', 'step_compression')  # Numbers without columns.
-# The time of a pass over that of `vanilla`, for one image of LlamaGen-XL with random weights.
+# The time of a pass relative to `vanilla`, for one image of LlamaGen-XL with random weights.
 PASS_ON_H100 = {
     **dict.fromkeys(('corrected_seed_exact(iterations=4, window=64)',
                      'corrected(iterations=4, window=64)'), 2.14),

@@ -8,7 +8,7 @@
   cspd-evaluate --images=runs/words --layout=geneval --prompts=evaluation_metadata.jsonl \\
       --output=runs/geneval
 
-Images are those of a folder, or the array arr_0 of an .npz file; a reference may also be published
+Images are in a folder, or the array arr_0 of an .npz file; a reference may also be published
 statistics (mu, sigma). Fewer images raise a FID, so compare only figures of equally many images and
 of the same evaluator. Writes to --output the scores (report.json) and the features of the images
 (features.npz), which are accepted in place of the images. A stopped command resumes when it is

@@ -74,7 +74,7 @@ class Own(groups.ModelFlags):
   """A model, which a recipe names too.
 
   Attributes:
-    model: a shipped model, or a folder that cspd-convert wrote. None is that of the recipe, or else
+    model: a shipped model, or a folder that cspd-convert wrote. None is the recipe's, or else
       emoji.
   """
 
@@ -99,7 +99,7 @@ class Flags:
     smoke: trains for a few steps on a few images, to try the command.
     workdir: folder of the images, checkpoints, metrics and the report; None uses runs/train/ and
       the names of model and kind.
-    output: folder of the network; None uses that of the model for neighbours, or else output in
+    output: folder of the network; None uses the model's folder for neighbours, or else output in
       the work folder.
   """
 

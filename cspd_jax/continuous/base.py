@@ -48,7 +48,7 @@ class Cached(NamedTuple):
 
   Attributes:
     prefill: `(params, condition, num_slots) -> (z [S, B, D], cache)`: a pass over the condition;
-      `z` is that of token 0, and the cache has slots for `num_slots` tokens.
+      `z` belongs to token 0, and the cache has slots for `num_slots` tokens.
     score: `(params, cache, tokens [B, W, C], start [B]) -> (z [S, B, W, D], cache)`: a pass over
       tokens number `start .. start + W - 1`. Returns `z` of their successors, tokens
       `start + 1 .. start + W`, and writes slots `start .. start + W - 1`, which a later pass may
@@ -262,7 +262,7 @@ class Verifier(NamedTuple):
     bonus: tokens of a round that follow its drafts, 0 or 1.
     visibility: the only `Visibility.name` the verifier supports; None for any.
     commits_all: whether a round commits all of its tokens, whatever is accepted. They then have the
-      guidance scale of the last one, as in MAR's sampler; else each has that of its own step.
+      guidance scale of the last one, as in MAR's sampler; else each has its own step's.
     levels: `M`, levels whose tests are counted separately; 0 for none.
     start: `(target, num_rows, width) -> memory`: the memory before the first round, for verifiers
       that remember earlier rounds and take their drafts from there; None for others.

@@ -153,7 +153,7 @@ def residual(propose: Callable[[jax.Array], tuple[Any, jax.Array, jax.Array]],
 
   `propose` is `trials [R] -> (proposals, log_ratio [N, R], log_uniform [N, R])`: draws number
   `trials` from the target, a pytree of leaves `[N, R, ...]`, with `log p - log q` of each and the
-  uniform numbers of their tests. `eta` is that of the test which rejected the draft. Returns the
+  uniform numbers of their tests. `eta` is from the test which rejected the draft. Returns the
   draws, leaves `[N, ...]` (zero where not pending, the last proposal where all `max_trials` were
   rejected), the numbers of proposals evaluated, and where all were rejected, `[N]` each.
   """

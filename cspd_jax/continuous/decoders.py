@@ -138,7 +138,7 @@ def windows(target: Target, window: int = DEFAULT_WINDOW, num_iter: int | None =
     schedule: the levels of the head, or their number; by default the model's. Its last
       kernel must have noise.
     kernels_per_call: drafts of every chain that the head is evaluated at together, where chains
-      have left those of the last round; more than all levels count as all. By default a twelfth of
+      have left the last round's; more than all levels count as all. By default a twelfth of
       the levels: 8 of 100, 4 of 50.
     rho: `[num_levels]` the blend of the head's drafter, see `head_drafter.fit_rho`; by default the
       target's.

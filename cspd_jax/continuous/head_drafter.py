@@ -7,7 +7,7 @@ two constant is good at one end only. The blend is
     x0 = rho x0_last + (1 - rho) (x - sqrt(1 - alpha_bar) eps_last) / sqrt(alpha_bar)
 
 with one number `rho` per level. `rho` determines the speed only, never the distribution. The frozen
-drafter without the blend is that of De Bortoli et al., 2025 (arXiv:2501.05370).
+drafter without the blend is from De Bortoli et al., 2025 (arXiv:2501.05370).
 """
 
 from collections.abc import Mapping

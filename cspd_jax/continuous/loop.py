@@ -333,7 +333,7 @@ def _of_stage(target: base.Target, stage: base.Stage, levels: int, num_rows: int
   draft = None if stage.drafter is None else stage.drafter.model
   if draft is None:
     return max(scored, head)
-  # It decodes token by token. A part of its last pass is still there during that of the target.
+  # It decodes token by token. A part of its last pass is still there during the target's.
   drafted = _of_pass(draft, BLOCK.sizes(1), num_rows)
   return max(scored + drafted / 2, head, _of_head(draft, 1, states, levels, num_rows))
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from cspd_jax.core.random import RowKeys, as_key, exponential
 
-# Purposes. See `chain_walk.draw_noise` for those of `windows`.
+# Purposes; `chain_walk.draw_noise` has others, for `windows`.
 START = 0  # The first state of the chain, x_T.
 STEP = 1  # The noise of the target's own kernels; shared by the draft model.
 DRAFT = 2  # The noise of a drafter's kernels.

@@ -41,7 +41,7 @@ def model(draft: Target, aligned: bool = True, guided_as_verified: bool = False)
   """Returns a drafter that decodes token by token with a draft model and its own true contexts.
 
   `draft` has the same tokens as the target and reads the same condition. If `aligned`, its head
-  uses the noise of the positions, as the target's does. `guided_as_verified` is that of `Drafter`.
+  uses the noise of the positions, as the target's does. `guided_as_verified` is as in `Drafter`.
   """
   check_part('draft', draft, Target)
   return Drafter(functools.partial(_propose, draft, aligned), draft,
@@ -176,7 +176,7 @@ def path_test(split: int, eta: float = DEFAULT_ETA, max_trials: int = coupling.D
               bonus: bool = True, sigma: bool = False) -> Verifier:
   """Accepts drafts up to the first whose path fails, and replaces that one.
 
-  The arguments are those of `decoders.exact_path`, and whether the ratio has the paper's factor
+  The arguments are as for `decoders.exact_path`, and whether the ratio has the paper's factor
   `sigma` (its equation 4): the tokens then follow the distribution only where both models have the
   same variances. Raises ValueError for options out of range.
   """

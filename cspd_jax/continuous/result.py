@@ -11,11 +11,11 @@ from cspd_jax.core import decoder
 class Costs(NamedTuple):
   """Passes and head calls of each row.
 
-  Counts are those of the row alone: in a batch, a row may wait for others. The number of head calls
+  Counts are of the row alone: in a batch, a row may wait for others. The number of head calls
   of a batch that one device runs together is `head_calls.max(0).sum()`.
 
   Attributes:
-    target_passes: `[B]` int32 passes of the target's transformer, those of a round in parallel.
+    target_passes: `[B]` int32 passes of the target's transformer, made in parallel within a round.
     draft_passes: `[B]` int32 passes of the draft model's transformer, one after the other.
     head_calls: `[B, R]` int32 calls of the target's head in every round, one after the other;
       0 beyond the last round.
@@ -75,7 +75,7 @@ class Errors(NamedTuple):
 class Decoded(NamedTuple):
   """The result of a decode, or of its rounds so far: tokens that are not yet committed are 0.
 
-  The first six fields are those of `cspd_jax.decoding.base.Decoded`.
+  `cspd_jax.decoding.base.Decoded` has the first six fields, too.
 
   Attributes:
     tokens: `[B, T, C]` float32 the images' tokens.

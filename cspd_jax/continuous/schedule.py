@@ -60,7 +60,7 @@ class Schedule(NamedTuple):
 
   @property
   def is_flow(self) -> bool:
-    """Whether the levels are those of `flow`."""
+    """Whether `flow` made the levels."""
     return bool(np.isnan(self.alpha_bar[0]))
 
 

@@ -1,8 +1,8 @@
 """The decoders of continuous tokens by name, and decoders built from text.
 
 A specification (`core.spec`) is a name with parameters, such as `exact_head(kernels_per_call=8)`
-or `cspd_released(block_length=8, kappa=42.0)`. The parameters, their defaults and their types are
-those of the function of that name.
+or `cspd_released(block_length=8, kappa=42.0)`, with the parameters, defaults and types of the
+function of that name.
 """
 
 from collections.abc import Mapping

@@ -102,7 +102,7 @@ class AnyDecoder(abc.ABC):
             draft_params: Any = None) -> Any:
     """Runs one draft-score-verify-commit round; complete rows do not change.
 
-    `sampling` must be that of the rounds before: a verifier may keep what it drew with it.
+    `sampling` must be as in the rounds before: a verifier may keep what it drew with it.
     """
 
   @abc.abstractmethod

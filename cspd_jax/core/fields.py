@@ -39,7 +39,7 @@ def check(config: Any, **ranges: Range) -> None:
   """Checks every field of a dataclass, in its `__post_init__`, by its annotation.
 
   Without a range, an int must be 1 to `MOST` and a float finite and above 0; a bool is neither. The
-  ranges hold the smallest and the largest value by name; those of the elements for a tuple. A list,
+  ranges hold the smallest and the largest value by name, for a tuple of its elements. A list,
   as JSON returns it, becomes a tuple if the annotation is a tuple. The first field of a wrong type
   or outside its range raises ValueError.
   """

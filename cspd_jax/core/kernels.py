@@ -85,7 +85,7 @@ def _config(line: str) -> str:
   if not text.startswith('{'):
     return ''
   config, _ = json.JSONDecoder().raw_decode(text)
-  # The other fields are those of the schedule, which differs from program to program.
+  # The other fields describe the schedule, which differs from program to program.
   kernel = {name: value for name, value in config.items()
             if name == 'sizes' or name.endswith('_config')}
   return f'{_CONFIG}{json.dumps(kernel, sort_keys=True)}' if kernel else ''

@@ -81,7 +81,7 @@ class OutputMajor:
 
   @property
   def _axes(self) -> tuple[int, ...]:
-    """The axes of `values`, those of the inputs first."""
+    """The axes of `values`, the inputs' first."""
     count = self.values.ndim
     return (*range(count - self.num_inputs, count), *range(count - self.num_inputs))
 

@@ -1,4 +1,4 @@
-"""Compiles programs, with options for the device, and caches those of a model.
+"""Compiles programs, with options for the device, and caches a model's.
 
 Everything that multiplies matrices is compiled by `jit`, because XLA's own choice for a CPU is
 neither the fastest nor, in every version, right: it lets a library (YNNPACK) compute products
@@ -118,7 +118,7 @@ class SerializedJit:
       return self._jitted.lower(*args, **kwargs)
 
   def compiled(self, *args: Any) -> 'Compiled':
-    """Compiles the function for these arguments; the time does not include that of others."""
+    """Compiles the function for these arguments; the time does not include other programs."""
     with _COMPILING, self._turn() as traces:
       result = _compiled(self._jitted, *args)
       if traces and self._inspect is not None:

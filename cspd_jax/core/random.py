@@ -124,7 +124,7 @@ def exponential(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   """Draws standard exponential float32 numbers, finite and positive.
 
   Uses all 32 random bits: the smallest numbers decide an exponential race, and with the 23 bits of
-  `jax.random.uniform` those of a large vocabulary would tie.
+  `jax.random.uniform` some of a large vocabulary would tie.
   """
   uniform = (_bits(key, shape).astype(jnp.float32) + 0.5) * 2.0**-32
   return -jnp.log1p(-jnp.minimum(uniform, 1.0 - 2.0**-24))

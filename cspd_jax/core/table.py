@@ -161,7 +161,7 @@ class Table(NamedTuple):
   def complete(self, spec: str | Spec, **sizes: Any) -> Spec:
     """Fills in the parameters that a specification leaves open: sizes that suit the machine.
 
-    `window` is the most tokens that a forward pass should have, `length` that of drafted chains;
+    `window` is the most tokens that a forward pass should have, `length` the most of a chain;
     other sizes are parameters by name. One that is None or that the decoder does not have is
     ignored.
     """

@@ -57,7 +57,7 @@ def default_tree(window: int) -> Tree:
 def corrected_tree(window: int) -> Tree:
   """Returns the tree of `corrected` for a window.
 
-  Selected as that of `default_tree`: the longer the window, the more candidates for the first
+  Selected as for `default_tree`: the longer the window, the more candidates for the first
   tokens, whose rejection shortens a round most.
   """
   trees.check_size('window', window, 1)
@@ -270,7 +270,7 @@ def corrected_seed_exact(target: Target, corrector: Corrector | None = None, win
                          num_corrected: int | None = None) -> Decoder:
   """Corrected windows under the noise of each position: the tokens of `vanilla(window=window)`.
 
-  The drafts are those of `corrected`, verified by equality. Seed-exact: with the same key and batch
+  The drafts of `corrected` are verified by equality. Seed-exact: with the same key and batch
   size, the tokens are equal bit for bit in any dtype. With another `tree` than a chain it is
   seed-exact up to rounding.
 

@@ -2,7 +2,7 @@
 
 `target` and `network` turn a model of images of `T` tokens into a model of the `T - P` tokens that
 follow a prefix of `P` tokens. Positions then count from the first token after the prefix, so every
-decoder works unchanged; its distribution is that of the model given the prefix.
+decoder works unchanged; its distribution is the model's, given the prefix.
 """
 
 from typing import Any, NamedTuple

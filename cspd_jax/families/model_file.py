@@ -72,7 +72,7 @@ def check_place(folder: str | os.PathLike, family: str, parts: Mapping[str, str]
   """Checks in advance that a model and its networks can be saved in a folder.
 
   Arguments and errors are as for `save`; `parts` are in the folder, and none may be a link, since
-  saving would replace the network that it points to. `resumes` is that of `store.check_place`.
+  saving would replace the network that it points to. `resumes` is as for `store.check_place`.
   """
   folder = paths.folder('folder', folder)
   _joined(folder, family, parts, {})

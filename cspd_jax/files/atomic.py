@@ -40,7 +40,7 @@ def writing(path: str | os.PathLike) -> Iterator[BinaryIO]:
       with os.fdopen(os.dup(handle), 'wb') as stream:
         yield stream
       temporary.replace(path)
-    except BaseException:  # Otherwise its name may be that of another process by now.
+    except BaseException:  # Otherwise another process may have its name by now.
       temporary.unlink(missing_ok=True)
       raise
     finally:

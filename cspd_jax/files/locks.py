@@ -1,4 +1,4 @@
-"""Locks against other processes, also those of other machines that write to the same disk.
+"""Locks against other processes, also on other machines that write to the same disk.
 
 The system releases a lock when its process ends, killed or not. A folder is locked itself; on NFS,
 which locks only what is open for writing, the file `FILE` in it is. On a file system without locks

@@ -41,7 +41,7 @@ def filling(folder: pathlib.Path, run: Mapping[str, Any], *, names: Iterable[str
             earlier: Earlier = _NOTHING, last: str | None = None) -> Iterator[pathlib.Path]:
   """Yields `OUTPUT/.unfinished`, whose files are moved to the folder when the block ends.
 
-  Arguments are those of `check`. If the block raises, the folder is as it was; work of a run that
+  Arguments are as for `check`. If the block raises, the folder is as it was; work of a run that
   is stopped from outside is kept for the next one, unless `run` is empty. Files that are there
   already with the same content stay. `last` is the file that is moved last.
   """

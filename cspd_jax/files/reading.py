@@ -27,7 +27,7 @@ from cspd_jax.files import paths
 MOST_TEXT, MOST_PIXELS = 1 << 28, 1 << 27
 # Brackets within brackets of a JSON file: with more, Python cannot print its content.
 _MOST_DEPTH = 64
-# The integers of a JSON file that stay integers: those of 64 bits, signed or not.
+# The integers of a JSON file that stay integers: of 64 bits, signed or not.
 _INTEGERS = -2**63, 2**64 - 1
 # Limits of the arrays of a compressed file: bytes, or a multiple of the bytes of the file.
 _MAX_UNPACKED, _MAX_RATIO = 1 << 28, 64
@@ -47,7 +47,7 @@ _TURNS = {
     6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE, 8: Image.Transpose.ROTATE_90}
 # Formats whose mode of 32-bit integers holds 16 bits.
 _OF_16 = ('PNG', 'PPM')
-# Formats whose further pictures are frames; those of a JPEG file are previews.
+# Formats whose further pictures are frames; in a JPEG file they are previews.
 _FRAMES = ('GIF', 'PNG', 'TIFF', 'WEBP')
 # What messages call the types of JSON.
 _JSON_TYPES: dict[type, str] = {dict: 'an object', list: 'a list', str: 'a text'}
@@ -124,7 +124,7 @@ def entry(content: Mapping[str, Any], name: str, kind: type) -> Any:
 
 def texts_of_picture(path: str | os.PathLike, remedy: str, needed: tuple[str, ...] = ()
                      ) -> dict[str, Any]:
-  """Reads the texts of a PNG file by name, with those of `needed`, and decodes no pixels.
+  """Reads the texts of a PNG file by name, all `needed` ones, and decodes no pixels.
 
   All checksums of the file are verified; arguments and errors as for `text`.
   """
@@ -170,7 +170,7 @@ def as_evaluated(image: Image.Image) -> Image.Image:
   That regards neither EXIF orientation nor transparency. Errors as for `check_evaluated`.
   """
   check_evaluated(image)
-  image.info.pop('transparency', None)  # Pillow would warn about that of a palette.
+  image.info.pop('transparency', None)  # Pillow would warn about a palette's.
   return image.convert('RGB')
 
 
@@ -305,7 +305,7 @@ def opening(path: str | os.PathLike, form: str, remedy: str, name: str | None = 
             ) -> Iterator[pathlib.Path]:
   """Yields the path of an existing file, and turns all errors of the block into one ValueError.
 
-  `form` is what the file should be, for the message; the other arguments are those of `text`.
+  `form` is what the file should be, for the message; the other arguments are as for `text`.
   """
   file, other = paths.find(name or 'path', path), None
   subject = paths.shown(path)[1:-1] if name is None else f'{name} is {paths.shown(path)}, which'

@@ -3,7 +3,7 @@
 A `Run` is a folder with the settings on which everything in it depends, and its finished pieces: a
 file that exists is complete. A `Report` fills a folder by the rule of `output` with its files and
 `report.json`, which has their names and digests. It replaces the earlier report of the same program
-with all its files; that of another program is refused. A file that no report wrote, or that has
+with all its files; another program's is refused. A file that no report wrote, or that has
 changed since, is never touched.
 """
 
@@ -42,7 +42,7 @@ def nothing(inputs: Sequence[Any], compute: Callable[[], Arrays]) -> Arrays:
 class Run:
   """The folder of a run, held against other processes; it is created if it does not exist.
 
-  The settings are all that determines the results, as JSON; `name` is that of the argument for
+  The settings are all that determines the results, as JSON; `name` is the argument's name for
   messages; `alone` is whether a new run requires an empty folder. Raises ValueError if it holds
   another run or other files, or another process holds it; `with Run(folder, settings): ...` also
   does at its end if the folder was removed.
@@ -109,7 +109,7 @@ class Report:
     Raises:
       ValueError: if the folder is not writable, one of the names is that of a file that no report
         wrote, there is a finished or unfinished report that must not be replaced, such as that of
-        another program, or the folder holds other files than those of reports.
+        another program, or the folder holds files that belong to no report.
     """
     self.folder = paths.folder('workdir', folder)
     self._program, self._run = program, atomic.plain(run or {}, 'run')
@@ -192,7 +192,7 @@ class Report:
     return values
 
   def measured(self, kind: str, name: str, measure: Callable[[], Any]) -> Any:
-    """Keeps numbers, and lists and dictionaries of them, by what is measured and of which name."""
+    """Keeps numbers, and lists and dictionaries of them, by kind of measurement and name."""
     values = self._numbers.setdefault(kind, {})
     if name not in values:
       values[name] = atomic.plain(measure())
@@ -200,7 +200,7 @@ class Report:
     return values[name]
 
   def names(self, kind: str) -> list[str]:
-    """Returns the names of which a kind is measured."""
+    """Returns the names with a measurement of a kind."""
     return list(self._numbers.get(kind, {}))
 
   @functools.cached_property

@@ -322,7 +322,7 @@ def load(path_or_name: str | os.PathLike, *, dtype: Any = None, quantize: str | 
       `sharding.make_mesh`, divided as their kind specifies. None means the default device.
     verify: whether to read every file twice and compare its digest with the stored one.
     allow_nonfinite: whether parameters may be NaN or infinite.
-    for_decoding: whether the parameters are those of the function `for_decoding`.
+    for_decoding: whether the function `for_decoding` converts the parameters.
     name: name of the argument that specifies the network, for messages.
 
   Raises:
@@ -387,7 +387,7 @@ def opened(path_or_name: str | os.PathLike) -> Loaded:
 
 def _stored(folder: pathlib.Path, kind: str, expected: Params, digests: Mapping[str, str],
             verify: bool) -> dict[str, weights.Leaf]:
-  """Returns the parameters in the files of a folder by name, of which only headers are read."""
+  """Returns the parameters in the files of a folder by name; only headers are read."""
   actual = weights.digests(folder, digests) if verify else digests
   if wrong := [name for name in digests if actual[name] != digests[name]]:
     raise _damaged(folder, f'{", ".join(wrong)}: other bytes than were saved')

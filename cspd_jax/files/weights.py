@@ -64,7 +64,7 @@ class StoredArray(NamedTuple):
 
 
 class Leaf(NamedTuple):
-  """An array in a safetensors file, of which nothing has been read but the header of the file.
+  """An array in a safetensors file; nothing has been read but the header of the file.
 
   The name of a parameter is its path in the tree with slashes; the dtype is the file's name for it
   if NumPy has no such dtype.
@@ -108,7 +108,7 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
           metadata: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
   """Writes the groups that an earlier process did not, in their order; returns digests of files.
 
-  Groups and options are those of `store.save_groups`, `expected` the shapes of all parameters, the
+  Groups and options are as for `store.save_groups`, `expected` the shapes of all parameters, the
   folder exists, and `metadata` are texts for the header of every file. Raises ValueError, naming a
   parameter, if the groups are not the expected ones, numbers are not finite or of a dtype that
   files cannot hold, and if the disk is full.
@@ -143,7 +143,7 @@ def write(folder: pathlib.Path, expected: Params, groups: Sequence[Group], *, dt
 
 def _append(folder: pathlib.Path, written: list[list[StoredArray]], start: int,
             leaves: Mapping[str, np.ndarray]) -> None:
-  """Writes arrays behind those of the last file, or into the next one, and adds their entries."""
+  """Appends arrays to the last file, or writes them into the next one, and adds their entries."""
   size = sum(leaf.nbytes for leaf in leaves.values())
   if not written or written[-1] and size + sum(entry.size for entry in written[-1]) > _LARGEST:
     written.append([])
@@ -288,7 +288,7 @@ def _refuse_large(params: Mapping[str, np.ndarray], result: Mapping[str, np.ndar
 
 
 def differences(expected: Params, params: Params) -> list[str]:
-  """Returns lines about missing and unexpected leaves, and those of other shapes or dtypes."""
+  """Returns lines about leaves that are missing, unexpected, or of other shapes or dtypes."""
   wanted, actual = named(expected), named(params)
   shapes, dtypes = [], []
   for name in sorted(wanted.keys() & actual.keys()):
@@ -340,7 +340,7 @@ def file_sizes(folder: pathlib.Path) -> dict[str, int]:
 
 def digests(folder: pathlib.Path, names: Iterable[str],
             begin: Callable[[], Any] = lambda: hashlib.blake2b(digest_size=32)) -> dict[str, str]:
-  """Returns hexadecimal digests of files; `begin` returns that of no bytes."""
+  """Returns hexadecimal digests of files; `begin` returns the digest of no bytes."""
   def digest(name: str) -> str:
     with (folder / name).open('rb') as stream:
       return hashlib.file_digest(stream, begin).hexdigest()

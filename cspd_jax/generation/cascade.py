@@ -70,7 +70,7 @@ class Cascade:
 
   @property
   def prompt_kind(self) -> PromptKind:
-    """The prompts of the prior; the titles are also those of its tokens."""
+    """The prompts of the prior; its tokens have titles, too."""
     return self.prior.prompt_kind._replace(titles=lambda prompts: (
         self.second if are_tokens(prompts) else self.prior).prompt_kind.titles(prompts))
 
@@ -159,10 +159,10 @@ class Cascade:
     """Returns decoders of both models with their options, to be called with prompts of the prior.
 
     Args:
-      decoder: that of both models, or one of each, `'PRIOR | SECOND'`; by default each model's.
+      decoder: one for both models, or one for each, `'PRIOR | SECOND'`; by default each model's.
       batch_size: as for `Model.sampler`, as is `raw_log_probs`.
       prior: sampling options and parameters of decoders of the prior, by name.
-      **options: those of the second model; the prior has the parameters of decoders, too.
+      **options: options of the second model; the prior has the parameters of decoders, too.
 
     Raises:
       ValueError: for anything that is not supported; the options of the prior are called
@@ -182,7 +182,7 @@ class Cascade:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class CascadeSampler:
-  """The decoders of both models of a `Cascade`; the methods are those of `Sampler`."""
+  """The decoders of both models of a `Cascade`, with the methods of a `Sampler`."""
 
   model: Cascade
   first: Sampler
@@ -315,7 +315,7 @@ class CascadeImages:
 
   @property
   def recorded(self) -> dict[str, Any]:
-    """The sampling options by name, as images record them; those of the prior in a group."""
+    """The sampling options by name, as images record them; the prior's are a group."""
     return self.second.recorded | {'prior': self.first.recorded}
 
   @property

@@ -30,7 +30,7 @@ from cspd_jax.generation.results import Generated
 
 
 def generate(images: Any, progress: Progress | bool | None = None) -> Generated:
-  """Decodes images, also those of a cascade; `progress` is as for `Model.generate`."""
+  """Decodes `Images` or `CascadeImages`; `progress` is as for `Model.generate`."""
   fields.require(
       progress is None or isinstance(progress, bool) or callable(progress), 'progress', progress,
       'True for a progress bar, or a function of the numbers of finished images and of all images')

@@ -69,7 +69,7 @@ def find(choice: Any, device: Any, batch_size: int) -> str | None:
 
 
 def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any]:
-  """Returns default decoders with those of one kind of device added, by number of images."""
+  """Adds decoders for one kind of device, by number of images, to default decoders."""
   by_device = dict.fromkeys(PLATFORMS, choice) if isinstance(choice, str) else dict(choice or {})
   # Every measured size stays, so that another measurement changes only its own.
   sizes = dict(sorted((_sizes(by_device.get(kind, {})) | dict(decoders)).items()))
@@ -79,7 +79,7 @@ def joined(choice: Any, kind: str, decoders: Mapping[int, str]) -> dict[str, Any
 
 def with_seconds(measured: Any, kind: str, seconds: Mapping[int, tuple[str, float]]
                  ) -> dict[str, Any]:
-  """Returns `defaults.seconds` with those of one kind of device added, by number of images."""
+  """Adds measurements on one kind of device, by number of images, to `defaults.seconds`."""
   added = {str(size): list(entry) for size, entry in sorted(seconds.items())}
   result = dict(measured or {})
   return result | {kind: {**result.get(kind, {}), **added}}

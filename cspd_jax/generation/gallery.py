@@ -75,7 +75,7 @@ class Gallery:
     """Opens the folder, which is created if necessary; nothing is compiled yet.
 
     Args:
-      images: `Images`, or those of a cascade; resumed runs have the same batch size,
+      images: `Images` or `CascadeImages`; resumed runs have the same batch size,
         `run.batch_size_of(folder)`.
       folder: the output folder.
       overwrite: whether images of an earlier run in the folder are replaced.

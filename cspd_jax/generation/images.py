@@ -101,7 +101,7 @@ class Images:
 def with_prefix(model: Any, prefix: Any, rows: int | None) -> Any:
   """Returns the model, or the one of images that begin with the rows of a prefix.
 
-  The arguments are those of `Model.generate`; without a prefix it is the model itself.
+  The arguments are as for `Model.generate`; without a prefix it is the model itself.
   """
   if prefix is None and rows is None:
     return model

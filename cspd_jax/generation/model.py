@@ -77,7 +77,7 @@ class Model:
       and number of images.
     teacher: what its drafters are trained on; None if the family supports no trained drafters.
     metadata: the metadata stored with the target.
-    cache_dtype: dtype of the target's keys and values, 'int8', or None for that of the parameters.
+    cache_dtype: dtype of the target's keys and values, 'int8', or None for the parameters' dtype.
     mesh: the devices that it is divided over; None for one device.
     prefix: `[P]` or `[B, P]` the first tokens of its images; None without. See `with_prefix`.
     handover: how another program draws the pixels of its tokens; None if an image tokenizer does.
@@ -116,7 +116,7 @@ class Model:
     """Says what there is in place of an attribute that models of other packages have."""
     if isinstance(meant := guesses.ALIASES.get(name), str):
       raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}; {meant}.')
-    return object.__getattribute__(self, name)  # With its own error, also that of a property.
+    return object.__getattribute__(self, name)  # With its own error, also a property's.
 
   def __copy__(self) -> Self:
     return dataclasses.replace(self)
@@ -176,7 +176,7 @@ class Model:
              raw_log_probs: bool = False, **options: Any) -> Iterator[Partial]:
     """Generates images and yields, after the prefill and every few rounds, what is committed.
 
-    The tokens, arguments and errors are those of `generate`, in one batch.
+    Tokens, arguments and errors are as for `generate`, in one batch.
 
     Args:
       every: rounds between two results; the last one always has the complete images.
@@ -241,7 +241,7 @@ class Model:
 
     Args:
       prompts: as for `generate`, as are `decoder`, `batch_size` and `raw_log_probs`.
-      options: those of `generate`, by name.
+      options: the options of `generate`, by name.
       seed: as for `generate`; without `pixels` also a random key: image `i` has its key `i`.
       most: the most images decoded at once without a `batch_size`; None for all.
       pixels: whether tokens become images, by the model's image tokenizer or another program.
@@ -274,7 +274,7 @@ class Model:
 
   @functools.cached_property
   def num_tokens(self) -> int:
-    """Number of tokens of one image, without those of the prefix."""
+    """Number of tokens of one image, without the prefix."""
     return self.target(False).num_tokens
 
   @property
@@ -363,7 +363,7 @@ class Model:
   def with_prefix(self, tokens: Any) -> Self:
     """Returns the model of images that begin with these tokens; its decoders generate the others.
 
-    It is another target, whose distribution is that of the model given the prefix. Its conditions
+    It is another target: its distribution is the model's, given the prefix. Its conditions
     are `decoding.prefix.Prefixed`; `pixels` and `cells` take tokens of whole images. Prefixes of
     the same length share compiled programs.
 

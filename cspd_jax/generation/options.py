@@ -70,7 +70,7 @@ def default(table: Table, choice: Any, drafts: Collection[str], device: Any, bat
             ) -> Spec:
   """Returns the specification among a model's default decoders, `choice`, or else the table's.
 
-  It needs no network but those of `drafts`. One that does not exist raises ValueError.
+  It needs no network that `drafts` lack. One that does not exist raises ValueError.
   """
   text = defaults_lib.find(choice, device, batch_size)
   try:

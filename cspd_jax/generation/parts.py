@@ -31,7 +31,7 @@ class PromptKind(NamedTuple):
       its tokenizer has no tokens for them or its preparation of prompts removes them; by default
       none.
     params: parameters of what turns words into features; None if nothing does.
-    words: the words that reach the model, if only some do, such as those of a small vocabulary;
+    words: the words that reach the model, if only some do, such as a small vocabulary;
       None if it reads any.
   """
 
@@ -73,7 +73,7 @@ class Handover(NamedTuple):
       takes them.
     token_side: pixels of a cell of the grid along each side.
     advice: how pixels are drawn from a saved file, in one line.
-    first_cell: number of tokens before those of the grid.
+    first_cell: number of tokens before the grid.
   """
 
   arrays: Callable[[np.ndarray], dict[str, np.ndarray]]

@@ -107,7 +107,7 @@ class Generated:
     return (self[i] for i in range(len(self)))
 
   def __getitem__(self, index: int | slice) -> 'Generated':
-    """Returns one image, or those of a slice; raises IndexError or TypeError for another index."""
+    """Returns one image, or a slice of them; raises IndexError or TypeError for another index."""
     try:
       selected = range(len(self))[index]
     except IndexError as error:

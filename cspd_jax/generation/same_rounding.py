@@ -11,7 +11,7 @@ CPU, where both dtypes have the same order of sums, small models are compared in
 
 The second is that both programs have the same kernels. On NVIDIA GPUs, where XLA times several and
 keeps the fastest, `core.programs` has it keep its choice, and the kernels of each program are
-compared with those of `vanilla(window=N)` after it was compiled, if that was. This cannot see what
+compared with the kernels of `vanilla(window=N)`, if that was compiled. This cannot see what
 a kernel computes.
 """
 
@@ -49,7 +49,7 @@ class SameRounding:
   """
 
   def __init__(self) -> None:
-    # By program, but for its decoder: products of `vanilla(window=N)`, and those of others by text.
+    # By program, but for its decoder: products of `vanilla(window=N)`, and of others by text.
     self._baselines: dict[Hashable, frozenset[str]] = {}
     self._others: dict[Hashable, dict[str, frozenset[str]]] = {}
     self._compared: dict[Hashable, bool] = {}
@@ -83,7 +83,7 @@ class SameRounding:
 
   def _compare(self, text: str, program: tuple[Hashable, ...], arguments: tuple[Any, ...],
                compiled: str) -> None:
-    # The name of the module is that of the function, such as `join` or `advance` of slots.
+    # The module has the name of the function, such as `join` or `advance` of slots.
     name = (*program, compiled.partition(',')[0], _shapes(arguments))
     own = kernels.chosen(compiled)
     if text == f'vanilla(window={program[0]})':
@@ -137,7 +137,7 @@ def _is_equal(target: Any, window: int, params: Any, condition: Any,
 
 
 def _shapes(arguments: tuple[Any, ...]) -> tuple[Hashable, ...]:
-  """The shapes of a program's arguments, without those of the drafter, which are the last."""
+  """The shapes of a program's arguments, without the drafter's, which are the last."""
   without = lambda leaf: leaf._replace(drafter=None) if isinstance(leaf, State) else leaf
   leaves = jax.tree.leaves(jax.tree.map(
       without, arguments[:-1], is_leaf=lambda leaf: isinstance(leaf, State)))

@@ -84,7 +84,7 @@ class Sampler:
   def build(cls, model: Any, decoder: str | Spec | None, batch_size: int | None,
             sampling: SamplingParams | None, raw_log_probs: bool, options: Mapping[str, Any]
             ) -> Self:
-    """Builds the sampler of a model; the arguments and errors are those of `Model.sampler`."""
+    """Builds the sampler of a model; arguments and errors are as for `Model.sampler`."""
     check_concrete(options, sampling)
     if batch_size is not None:
       fields.check_whole('batch_size', batch_size, 'a whole number, at least 1', least=1)
@@ -110,7 +110,7 @@ class Sampler:
 
   def __call__(self, prompts: Any = None, *, seed: Any = 0, progress: Progress | bool | None = None
                ) -> Generated:
-    """Generates one image per prompt; the arguments are those of `Model.generate`.
+    """Generates one image per prompt; the arguments are as for `Model.generate`.
 
     Raises ValueError for prompts or seeds that are not supported, and for too little memory.
     """
@@ -190,7 +190,7 @@ class Sampler:
       self._fitting.add(shapes)
 
   def largest_batch(self, images: Images) -> int:
-    """Returns the largest batch size that fits in memory, at most that of the images.
+    """Returns the largest batch size that fits in memory, at most the one of the images.
 
     Raises ValueError if no image does.
     """

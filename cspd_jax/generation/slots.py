@@ -7,7 +7,7 @@
     for finished in runner.finished():
       image = finished.result()
 
-The images are those of `Model.generate` with the same prompt, options and seed, up to rounding,
+`Model.generate` draws the same images with the same prompt, options and seed, up to rounding,
 whatever the other slots hold.
 """
 
@@ -33,7 +33,7 @@ from cspd_jax.models.conditions import Prompt
 
 
 class Event(NamedTuple):
-  """The progress of the image in a slot: its tokens with those of the prefix, and its rounds."""
+  """The progress of the image in a slot: its tokens, the prefix included, and its rounds."""
 
   slot: int
   num_tokens: int
@@ -61,7 +61,7 @@ class Runner:
   """Slots for the images of one decoder of a model of discrete tokens, on one device.
 
   Guidance and all other sampling options, seeds and prompts differ from image to image; the
-  decoder, and the length of a prefix, are those of the compiled program. `images` are by slot.
+  decoder, and the length of a prefix, belong to the compiled program. `images` are by slot.
   """
 
   def __init__(self, model: Model, num_slots: int, *, decoder: str | Spec | None = None,
@@ -101,7 +101,7 @@ class Runner:
   def estimate(self, image: Images) -> memory.Estimate:
     """Estimates the memory of slots for images like this one, which must be able to join.
 
-    It is that of a guided image with a prompt of `prompt_length`, whatever this one's.
+    Every slot has room for a guided image with a prompt of `prompt_length`.
     """
     condition, _, sampling = self._arguments(image)
     sampler = self._sampler

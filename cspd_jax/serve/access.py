@@ -36,7 +36,7 @@ class Logged:
 
   Attributes:
     id: its id.
-    status: the status of its line, if another than that of the head of the answer: an event that
+    status: the status of its line, if the head of the answer has another one: an event that
       ends a stream may be an error.
   """
 
@@ -61,7 +61,7 @@ def of(scope: Scope) -> Logged | None:
 class Access:
   """An ASGI application around another: gives every request an id, and logs it at its end.
 
-  The status is that of the answer; 499 if the client left before it was complete, and 500 if the
+  The status is the answer's; 499 if the client left before it was complete, and 500 if the
   server could not complete it.
   """
 
@@ -116,7 +116,7 @@ def text(values: Mapping[str, Any]) -> None:
 def lines(form: Format) -> Iterator[Log]:
   """Yields how requests are logged in a format; with json, all output of the block is JSON lines.
 
-  An object has `time`, `level` and `message`, that of a request also its values.
+  An object has `time`, `level` and `message`, and for a request also its values.
   """
   if form == 'text':
     yield text

@@ -132,7 +132,7 @@ class Service:
             self._in(self._preparing, self._submit, order, images), request.receive, end)
         is_stream = order.stream  # From here on, the stream gives its images up itself.
         if is_stream:
-          status = None  # It is that of the end of the stream.
+          status = None  # The end of the stream has it.
           return functools.partial(self._stream, order, images, end)
         answer = await self._until_gone(self._answer(order, images), request.receive, end)
       finally:

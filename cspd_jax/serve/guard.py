@@ -1,6 +1,6 @@
 """Refuses requests before the service reads them: of other hosts and origins, and without the key.
 
-What is below a path, such as that of a mounted application, is refused as at the root.
+What is below a path, such as the path of a mounted application, is refused as at the root.
 
 A page of another site that a browser shows can send requests to a server on the same machine, and a
 site whose name it lets point to that machine can read the answers. The first are recognized by
@@ -195,7 +195,7 @@ class Guard:
     scheme, _, place = origin.partition('://')
     if scheme not in ('http', 'https') or not place:
       return False
-    # A proxy may replace the name of the host, but not that of the origin.
+    # A proxy may replace the name of the host, but not the origin.
     return place == host or self._names is not None and _name(place) in (self._names - {*_LOOPBACK})
 
 

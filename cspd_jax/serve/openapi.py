@@ -2,7 +2,7 @@
 
   https://spec.openapis.org/oas/v3.1.0
 
-It is that of one server: it names its decoders, its size of images and the defaults of its model.
+It describes one server: its decoders, its size of images and the defaults of its model.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from cspd_jax.serve.wire import ApiError, Order, Served
 from cspd_jax.version import __version__
 
 _TYPES = {str: 'string', int: 'integer', float: 'number', bool: 'boolean'}
-# What fields mean beside those of `Order`, where their values do not say it.
+# What fields that `Order` does not have mean, where their values do not say it.
 _MEANINGS = {'model': 'A name of the model.', 'size': 'Width and height of an image in pixels.',
              'user': 'Changes no image, and is neither stored nor logged.'}
 _IMAGE = {

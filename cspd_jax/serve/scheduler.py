@@ -359,7 +359,7 @@ def _warm_up(runner: Runner, image: Images) -> None:
 
 def _compile(name: str, batch: SlotBatch, image: Images) -> None:
   """Compiles a batch's programs in a thread of its own, which alone uses it until it is ready."""
-  if sys.platform == 'linux':  # Elsewhere, the priority is that of the whole process.
+  if sys.platform == 'linux':  # Elsewhere, the whole process has one priority.
     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST)
   slots = f'{batch.size} slot{"" if batch.size == 1 else "s"}'
   start = time.monotonic()

@@ -16,7 +16,7 @@ from cspd_jax.generation.cascade import Both, CascadeImages
 from cspd_jax.generation.images import Images
 from cspd_jax.generation.slots import FinishedImage, Runner
 
-# The last images of a decoder, whose seconds predict those of the images in the queue.
+# The last images of a decoder, whose seconds predict how long the queue takes.
 _RECENT = 32
 # Seconds for which as many images are expected as there were: whoever has received one may request
 # the next one.
@@ -38,7 +38,7 @@ class ImageJob:
       a `DeviceError`, or a `ClosedError` after `Scheduler.abandon`. After `Scheduler.cancel` it is
       not called.
     watched: whether the listener is called after every step, which is one round then.
-    created: the time of its creation, of `time.monotonic`, and `started` that of its slot.
+    created: when it was created, by `time.monotonic`, and `started` when it got its slot.
     slots: the number of slots of the program that decodes it, once it has one.
     drawn: of a cascade the tokens of the prior, once they are complete.
   """
@@ -70,8 +70,8 @@ class SlotBatch:
   """A runner and the images in its slots.
 
   Its `state` is 'new', 'compiling', 'ready' or 'failed', that is, it cannot be compiled. `rounds`
-  are those of its images, `per_step` those of a step at most, and `pace` the fewest seconds that a
-  pass has taken, infinity before the first one.
+  are by slot, `per_step` the most of a step, and `pace` the fewest seconds that a pass has taken,
+  infinity before the first one.
   """
 
   runner: Runner

@@ -1,4 +1,4 @@
-"""The format of requests and answers: that of OpenAI's images endpoint, with options of our own.
+"""The format of requests and answers: OpenAI's images endpoint, with options of our own.
 
 A field that is accepted is honoured; every other one is refused by its name. A lenient server also
 answers the defaults of clients that were written for other models, and its answer says how.
@@ -81,10 +81,9 @@ class ApiError(Exception):
 class Served:
   """A model as a server offers it since `created`, in seconds since 1970.
 
-  Requests may name it by any of its `names`. `decoders` are specifications by name, of which the
-  first one is the default, and `samplers` are the sampler of each. The size is width and height of
-  an image in pixels, such as 64x32. A `lenient` server may change the form of an answer; see
-  `Form`.
+  Requests may name it by any of its `names`. `decoders` are specifications by name; the first one
+  is the default, and `samplers` are the sampler of each. The size is width and height of an image
+  in pixels, such as 64x32. A `lenient` server may change the form of an answer; see `Form`.
   """
 
   model: Any
@@ -199,7 +198,7 @@ class Order:
 
 
 def _usual(model: Any) -> dict[str, Any]:
-  """Returns the default sampling options of a model by name, those of a prior as a group."""
+  """Returns the default sampling options of a model by name, a prior's as a group."""
   own = {name: round(np.asarray(value).item(), 6)
          for name, value in model.sampling()._asdict().items()}
   return own | dict(prior=_usual(model.prior)) if isinstance(model, Cascade) else own
@@ -212,7 +211,7 @@ _OWN = ('model', 'size', 'user', *FIELDS)
 
 def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None = None,
             lenient: bool = False) -> Served:
-  """Returns what a server offers: the model with these decoders, of which the first is the default.
+  """Returns what a server offers: the model with these decoders; the first is the default.
 
   `names` replace the model's own. Raises ValueError for decoders that it does not support,
   continuous tokens, no tokenizer, and no name.
@@ -395,8 +394,8 @@ def progress_event(index: int, look: Partial | None, before: Partial | None, num
                    ) -> dict[str, Any]:
   """Returns an event of ours: how far an image is; `look` is None while it waits for a slot.
 
-  It has the tokens of the grid that are committed, without those of the event `before`; none while
-  they are those of a prior, whose number is the total then.
+  It has the tokens of the grid that are committed since the event `before`; none of a prior, whose
+  number of tokens is the total then.
   """
   start = dict(type='image_generation.progress', image_index=index, total=num_tokens)
   if look is None:

@@ -123,7 +123,7 @@ def enumerate_rounds(decoder: Decoder, tabular: Tabular,
   tokens with a draft model. Raises ValueError if there are more than `max_outcomes` outcomes.
 
   The decoder is built on `tabular.target`, and its random numbers are replaced; use float64 logits
-  for an accurate comparison. There is at least 1 round; `draft_params` are those of the drafter, if
+  for an accurate comparison. There is at least 1 round; `draft_params` are the drafter's, if
   any. Outcomes are enumerated in batches of `chunk`.
   """
   radices: list[int] = []

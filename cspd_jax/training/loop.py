@@ -156,7 +156,7 @@ def _drop_later_lines(path: pathlib.Path, step: int) -> None:
 
 
 def manager(folder: pathlib.Path) -> ocp.CheckpointManager:
-  """Returns the manager of the steps in a folder, which exists and is that of one training alone.
+  """Returns the manager of the steps in a folder, which exists and belongs to one training alone.
 
   Raises ValueError for a link, in whose target steps would be removed.
   """

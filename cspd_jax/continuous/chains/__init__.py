@@ -1,1 +1,1 @@
-"""Windows of tokens whose denoising chains are coupled with those of the last round."""
+"""Windows of tokens whose denoising chains are coupled with the last round's."""

@@ -15,7 +15,7 @@ drafts of the call. A token without an old chain is drafted from the head's last
 depend on the later ones, and on the other rows.
 
 In the shape descriptions, `N` is the number of tokens, `K` of kernels and `L` of drafts per call.
-Kernels are numbered in the order in which they run: kernel `i` is that of level `K - 1 - i`.
+Kernels are numbered in the order in which they run: kernel `i` belongs to level `K - 1 - i`.
 
 Windows are exact by the two invariants of Jacobi windows. Given all that belongs to earlier
 tokens and to earlier kernels of its own chain, a state has the distribution of its kernel, because
@@ -83,7 +83,7 @@ class Walked(NamedTuple):
   """New chains and their costs."""
 
   chains: Chains  # `[N]` the chains.
-  kept: jax.Array  # `[N, K]` whether the state after a kernel is that of the old chain.
+  kept: jax.Array  # `[N, K]` whether the state after a kernel is the old chain's.
   calls: jax.Array  # `[N]` head calls until the chain was complete.
   rows: jax.Array  # `[N]` states that the head was evaluated at.
 
@@ -103,7 +103,7 @@ class ChainDrafts(NamedTuple):
   """Chains that go on as drafts where they have parted from the old ones."""
 
   chains: Chains  # `[N]` the chains: final states, old states moved to true kernels, and drafts.
-  kept: jax.Array  # `[N, K]` whether the state after a kernel is that of the old chain.
+  kept: jax.Array  # `[N, K]` whether the state after a kernel is the old chain's.
   parted: jax.Array  # `[N, K]` whether it is a draft.
 
 
@@ -121,7 +121,7 @@ def draw_noise(schedule: Schedule, batch: TokenBatch, token_dim: int,
   levels = schedule.num_levels
   normal = lambda purpose: noise_lib.chain_normal(batch.keys, purpose, levels, token_dim, trial)
   uniform = lambda purpose: noise_lib.chain_log_uniform(batch.keys, purpose, levels, trial)
-  # Where all deviations are those of the schedule, old and new ones are equal.
+  # Where the schedule sets all deviations, old and new ones are equal.
   split = lambda purpose: normal(purpose) if schedule_lib.learned(schedule) else None
   return ChainNoise(
       normal(noise_lib.STEP), split(noise_lib.DRAFT), uniform(noise_lib.ACCEPT),

@@ -46,7 +46,7 @@ class Followed(NamedTuple):
   """Chains to their ends, `[N, K]`."""
 
   x: jax.Array  # `[N, K, C]` the state after a kernel.
-  kept: jax.Array  # Whether it is that of the old chain.
+  kept: jax.Array  # Whether it is the old chain's.
   parted: jax.Array  # Whether it is a draft.
 
 

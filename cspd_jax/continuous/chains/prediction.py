@@ -73,7 +73,7 @@ def learn(schedule: Schedule, rho: np.ndarray, temperature: jax.Array, predicted
 
   That of a kernel depends on answers to the states before it and before earlier kernels only.
   `true` `[N, K, C]` are the true kernels at the states `x` `[N, K, C]`, `last` is the last of them;
-  the other arguments are those of `start`.
+  the other arguments are as for `start`.
   """
   levels = schedule.num_levels
   level = levels - 1 - jnp.minimum(last.index, levels - 1)
