@@ -1,8 +1,8 @@
 """The decoders, drafters and verifiers of discrete tokens by name, and decoders built from text.
 
 A specification (`core.spec`) is a named decoder, such as `mc_sjd(window=32)`, or a drafter with a
-verifier, such as `eagle(tree=LANTERN)+lantern_pp(lam=2)`. Parameters, their defaults and their
-types are those of the signatures.
+verifier, such as `eagle(tree=LANTERN)+lantern_pp(lam=2)`. Parameters have the names, types and
+defaults of the signatures.
 """
 
 import inspect
@@ -206,8 +206,8 @@ def in_full(spec: str | Spec) -> list[tuple[str, dict[str, Any]]]:
 
 
 def reads_codebook(spec: str | Spec) -> bool:
-  """Returns whether the verifier of a specification reads the vectors of the image tokenizer."""
-  return expand(spec)[1].name in FROM_CODEBOOK
+  """Returns whether a specification names a verifier that reads the image tokenizer's vectors."""
+  return any(part.name in FROM_CODEBOOK for part in parse(spec).parts[1:])
 
 
 def usage(name: str) -> str:

@@ -15,7 +15,6 @@ import numpy as np
 
 from cspd_jax.core import batches, matrices
 from cspd_jax.decoding import specification as specification_lib
-from cspd_jax.decoding.base import Target
 from cspd_jax.files import atomic, run_folder
 from cspd_jax.generation import cascade, decode as decode_lib, options
 from cspd_jax.generation.images import Images
@@ -75,9 +74,7 @@ def settings(images: Any) -> dict[str, Any]:
   sampler, prompts, condition = images.sampler, images.prompts, images.condition
   model, seed = sampler.model, _recorded(images.seeds)
   is_words = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
-  # Only discrete tokens have a codebook, and only some of their decoders read it.
-  reads_codebook = isinstance(model.target(False), Target) and specification_lib.reads_codebook(
-      sampler.specification)
+  reads_codebook = specification_lib.reads_codebook(sampler.specification)
   has_floats = any(jnp.issubdtype(leaf.dtype, jnp.floating) for leaf in jax.tree.leaves(condition))
   prior = dict(prior=settings(before[0])) if before else {}
   return prior | dict(
