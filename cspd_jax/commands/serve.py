@@ -92,7 +92,7 @@ def main(config: Config) -> int:
         f'{error}, which the server needs; run {packages.install("serve")}.') from error
   from cspd_jax.serve import access, guard, server, wire  # Only this command needs these packages.
 
-  fields.check_lists(config, 'decoder')
+  fields.check_lists(config, 'decoder', 'served_model_name')
   if config.loading.mesh is not None:
     # Of a configuration file; there is no such flag.
     raise ValueError(f'mesh is {config.loading.mesh!r}, and a server decodes on one device; leave '

@@ -133,16 +133,17 @@ class Table(NamedTuple):
   def entry(self, spec: str | Spec) -> Entry:
     """Returns the entry of the first part; raises ValueError for unknown names and parameters."""
     first, *rest = parse(spec).parts
+    entry, problem = (self.drafters if rest else self.decoders).get(first.name), None
     if rest and not self.verifiers:
-      raise ValueError(f'decoder is {str(spec)!r}, but decoders of {self.tokens} tokens have one '
-                       'part.')
-    entry = (self.drafters if rest else self.decoders).get(first.name)
-    if entry is None:
-      raise ValueError(f'decoder is {str(spec)!r}, but {self._unknown(first.name, *rest)}')
+      problem = f'decoders of {self.tokens} tokens have one part.'
+    elif entry is None:
+      problem = self._unknown(first.name, *rest)
+    elif rest and rest[0].name not in self.verifiers:
+      problem = (f'no verifier is called {rest[0].name!r}; it must be one of '
+                 f'{", ".join(self.verifiers)}.')
+    if problem is not None or entry is None:
+      raise ValueError(f'decoder is {str(spec)!r}, but {problem}')
     entry.check(first)
-    if rest and rest[0].name not in self.verifiers:
-      raise ValueError(f'decoder is {str(spec)!r}, but no verifier is called {rest[0].name!r}; it '
-                       f'must be one of {", ".join(self.verifiers)}.')
     return entry
 
   def parameters(self, spec: str | Spec) -> dict[str, inspect.Parameter]:

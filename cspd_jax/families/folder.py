@@ -322,12 +322,12 @@ def place(name_or_folder: str | os.PathLike, store: str | os.PathLike | None = N
   description = read(source)
   networks = _networks(source, description)
   if store is None:
-    if str(name_or_folder) in shipped():
-      raise ValueError(f'model is {str(name_or_folder)!r}, which is part of the package and cannot '
-                       'be changed; pass store=FOLDER, which becomes a model of the same networks.')
-    if '.' in description['parts'].values():
-      raise ValueError(f'model is {str(name_or_folder)!r}, the folder of a network alone; pass '
-                       'store=FOLDER, which becomes a model of this network.')
+    is_shipped = str(name_or_folder) in shipped()
+    if is_shipped or '.' in description['parts'].values():
+      what = ('which is part of the package and cannot be changed' if is_shipped else
+              'the folder of a network alone')
+      raise ValueError(f'model is {str(name_or_folder)!r}, {what}; pass store=FOLDER, which '
+                       'becomes a model of its networks.')
   folder = source if store is None else paths.find('store', store)
   existing = next(path for path in (folder, *folder.parents) if path.exists())
   try:

@@ -34,7 +34,7 @@ class Images:
     sampling: the sampling options of these images.
     active: the same as the program takes them; see `Sampler.active`.
     batch_size: images decoded at once.
-    slots: whether a row whose image is complete may start the next one.
+    slots: whether finished rows are refilled.
     stage: 1 for the prior of a `Cascade`, whose random keys are folded once more; otherwise 0.
   """
 

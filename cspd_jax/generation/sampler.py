@@ -92,12 +92,11 @@ class Sampler:
     parameters = {name: value for name, value in options.items() if name not in overrides}
     if sampling is None:
       sampling = model.sampling(**overrides)
-    elif not isinstance(sampling, SamplingParams):
-      raise ValueError(f'sampling is {sampling!r:.80}; pass model.sampling(...), such as '
-                       'model.sampling(temperature=0.9).')
     elif overrides:
       raise ValueError(f'{next(iter(overrides))} and sampling are both passed; pass only one of '
                        'them.')
+    fields.require(isinstance(sampling, SamplingParams), 'sampling', sampling,
+                   'model.sampling(...), such as model.sampling(temperature=0.9)')
     guided = is_guided(sampling)
     specification = model.specification(decoder, batch_size=batch_size or 1, **parameters)
     built = _with_raw_log_probs(model.decoder(specification, guided=guided), raw_log_probs)
@@ -123,11 +122,9 @@ class Sampler:
     """Returns the images of these prompts, whatever memory they need; compiles nothing.
 
     Args:
-      prompts: as for `Model.generate`.
-      seed: as for `Model.generate`; without `pixels` also a random key: image `i` has its key `i`.
+      prompts: as for `Model.images`, as are `seed` and `pixels`.
       condition: of the prompts, if the caller has encoded them; None encodes them here.
-      pixels: whether tokens become images, by the model's image tokenizer or another program.
-      slots: whether a row whose image is complete may start the next one.
+      slots: whether finished rows are refilled.
 
     Raises:
       ValueError: for prompts, seeds and numbers of options that are not supported.

@@ -30,9 +30,8 @@ class AutoencoderSizes:
   def check(self, **ranges: fields.Range) -> None:
     """Checks the fields like `fields.check`, and how sizes are related, for `__post_init__`."""
     fields.check(self, num_res_blocks=(1, 64), ch_mult=(1, 1024), **ranges)
-    if not 1 <= len(self.ch_mult) <= 8:
-      raise ValueError(
-          f'ch_mult is {self.ch_mult}; it must have one number per resolution, 1 to 8 of them.')
+    fields.require(1 <= len(self.ch_mult) <= 8, 'ch_mult', self.ch_mult,
+                   '1 to 8 numbers, one per resolution')
     for multiple in self.ch_mult:
       width = self.ch * multiple
       if width % _num_groups(width):

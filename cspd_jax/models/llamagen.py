@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cspd_jax.core import fields
 from cspd_jax.core.tracing import is_concrete
 from cspd_jax.models import causal, conditions, decoder_only, transformer
 from cspd_jax.models.transformer import RopeFunction, grid_rope
@@ -51,8 +52,7 @@ class LlamaGenConfig(decoder_only.DecoderOnlySizes):
 
   def __post_init__(self):
     self.check(axes=2)
-    if self.conditioning not in ('class', 'text'):
-      raise ValueError(f"conditioning is {self.conditioning!r}; it must be 'class' or 'text'.")
+    fields.check_choice('conditioning', self.conditioning, ('class', 'text'))
     if self.ffn_dim is None:
       object.__setattr__(self, 'ffn_dim', -(-(8 * self.dim // 3) // 256) * 256)
     _ = self.transformer  # Checks the sizes that only the transformer uses.

@@ -132,7 +132,7 @@ class Service:
             self._in(self._preparing, self._submit, order, images), request.receive, end)
         is_stream = order.stream  # From here on, the stream gives its images up itself.
         if is_stream:
-          status = None  # The end of the stream has it.
+          status = None  # Counted when the stream ends.
           return functools.partial(self._stream, order, images, end)
         answer = await self._until_gone(self._answer(order, images), request.receive, end)
       finally:
@@ -164,9 +164,11 @@ class Service:
     served = self._served
     try:
       self._scheduler.check_room(order.decoder, order.n)
-      # Encoding may take seconds, so room is checked first. The memory of slots is allocated.
+      # Encoding may take seconds, so room is checked first.
       sampler = served.model.sampler(
-          served.decoders[order.decoder], batch_size=1, **order.options)
+          served.decoders[order.decoder],
+          batch_size=1,  # The memory of the slots is allocated already.
+          **order.options)
       whole = sampler.images([order.prompt] * order.n, seed=order.seed)
       images.jobs = [
           ImageJob(whole.pick([i]), order.decoder, images.listener(i),

@@ -213,18 +213,13 @@ def serving(model: Model, decoders: Sequence[str], names: Sequence[str] | None =
             lenient: bool = False) -> Served:
   """Returns what a server offers: the model with these decoders; the first is the default.
 
-  `names` replace the model's own. Raises ValueError for decoders that it does not support,
-  continuous tokens, no tokenizer, and no name.
+  Its tokens are discrete; `names` replace its own. Raises ValueError for decoders that it does not
+  support, and without a tokenizer.
   """
   names = (model.name,) if names is None else tuple(dict.fromkeys(names))
-  if not names:
-    raise ValueError('served_model_name is empty; name at least one, or leave it out.')
   if wrong := [name for name in names if name != progress.unicode(name)]:
     raise ValueError(f'served_model_name holds {wrong[0]!r:.80}, which is not Unicode text; no '
                      'request can name it, so leave it out.')
-  if model.table.tokens != 'discrete':
-    raise ValueError(f'model {model.name!r} has continuous tokens, whose images cannot join '
-                     'others that are being decoded; serve a model of discrete tokens.')
   samplers = {text: model.sampler(text, batch_size=1) for text in decoders}
   specs = {text: sampler.text for text, sampler in samplers.items()}
   height, width = pixels.size(model)

@@ -124,7 +124,7 @@ CALLS = [
         lambda: jax.random.PRNGKey(3), lambda: jax.random.split(jax.random.PRNGKey(3), 4)))),
     # Samplers.
     *each(lambda at, options: at.model.sampler(**dict(decoder='vanilla') | options),
-          *((dict(sampling=sampling), 'pass model.sampling') for sampling in (
+          *((dict(sampling=sampling), 'it must be model.sampling') for sampling in (
               {'temperature': 1.0}, 1.0, (1.0,))),
           (dict(sampling=cspd_jax.SamplingParams(), top_k=3), 'top_k and sampling are both passed'),
           (dict(temperature=True), 'temperature is True'), (dict(raw_log_probs=1), 'probs is 1')),

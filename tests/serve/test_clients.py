@@ -129,5 +129,3 @@ def test_a_model_has_all_of_its_names(model, lenient):
   message = "model is 'tiny'; this server has 'gpt-image-1', and those of --served_model_name"
   with pytest.raises(wire.ApiError, match=message):
     wire.order(b'{"prompt": "cat", "model": "tiny"}', renamed)
-  with pytest.raises(ValueError, match='served_model_name is empty'):
-    wire.serving(model, ('vanilla',), ())
