@@ -76,12 +76,6 @@ def gathered(parts: Iterator[tuple[np.ndarray, Any]], count: int, progress: Prog
   return jax.tree.map(lambda leaf: leaf[order], results_of[0])
 
 
-def in_batches(images: Images) -> Iterator[tuple[np.ndarray, Any]]:
-  """Decodes batch after batch, with the last one filled up; yields numbers and checked results."""
-  for index, num_new in batches.filled(len(images), images.batch_size):
-    yield index[:num_new], batch(images, index, num_new)
-
-
 def batch(images: Images, index: np.ndarray, num_new: int) -> Any:
   """Returns the checked result of the first `num_new` images of a batch."""
   result = batches.leading(jax.device_get(images.sampler.bound(images, index)()), num_new)

@@ -261,11 +261,12 @@ class Sampler:
     Yields numbers of images, and the decoder's checked result for these, NumPy arrays; in total,
     all.
     """
-    if not self.refills(images):
-      yield from decode.in_batches(images)
-      return
-    for group in decode.refilled(images):
-      yield group.image, self.check_result(images.pick(group.image), group.decoded)
+    if self.refills(images):
+      for group in decode.refilled(images):
+        yield group.image, self.check_result(images.pick(group.image), group.decoded)
+    else:
+      for index, num_new in batches.filled(len(images), images.batch_size):
+        yield index[:num_new], decode.batch(images, index, num_new)
 
   def stream(self, images: Images, every: int, progress: bool = False) -> Iterator[Partial]:
     """Decodes images in one batch, and yields them every few rounds; see `decode.stream`."""

@@ -164,7 +164,7 @@ def test_a_file_of_the_users_own_is_never_overwritten(run, tmp_path):
 def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
   """In batches, and where rows that are complete take the next image."""
   words = [f'--decoder={decoder}', '--prompt=sand', '--num_images=5', '--batch_size=2']
-  whole, made = Sampler.parts, []
+  whole, made = Sampler.batches, []
 
   def counted(sampler, images):
     for numbers, decoded in whole(sampler, images):
@@ -173,7 +173,7 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
       made.append(len(numbers))
       yield numbers, decoded
 
-  monkeypatch.setattr(Sampler, 'parts', counted)
+  monkeypatch.setattr(Sampler, 'batches', counted)
   stopped = run(*words)
   assert stopped.code == 130 and stopped.err.endswith(
       'interrupted: finished images are kept; the same command resumes\n')
@@ -181,7 +181,7 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
   left, made[:] = 5 - sum(made), [0, 0, 0]
   result = run(*words)
   assert 0 < left == sum(made) < 5 and len(_names(result)) == 6
-  monkeypatch.setattr(Sampler, 'parts', whole)
+  monkeypatch.setattr(Sampler, 'batches', whole)
   alone = run(*words, f'--output={result.folder}_whole')
   for file in result.folder.glob('*.png'):
     np.testing.assert_array_equal(
@@ -190,14 +190,14 @@ def test_a_stopped_run_goes_on(run, monkeypatch, decoder):
 
 
 def test_overwriting_takes_the_batch_size_of_the_same_run_alone(run, monkeypatch):
-  whole, sizes = Sampler.parts, []
+  whole, sizes = Sampler.batches, []
 
   def stopped(sampler, images):
     sizes.append(images.batch_size)
     yield next(whole(sampler, images))
     raise KeyboardInterrupt
 
-  monkeypatch.setattr(Sampler, 'parts', stopped)
+  monkeypatch.setattr(Sampler, 'batches', stopped)
   words = ['--decoder=vanilla', '--num_images=5', '--overwrite']
   assert run(*words, '--prompt=sand', '--batch_size=2').code == 130
   assert run(*words, '--prompt=sand').code == 130  # Goes on.
