@@ -15,6 +15,7 @@ from cspd_jax.generation.cascade import Both, Cascade, in_turn
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Handover, ImageTokenizer, PromptKind
 from cspd_jax.generation.slots import Runner
+from cspd_jax.measure.bench import Bench
 from cspd_jax.testing import tabular
 
 NAMES = ('cat', 'dog')
@@ -193,6 +194,17 @@ def test_tokens_of_the_prior_are_prompts(model):
   np.testing.assert_array_equal(model.condition(drawn), drawn)
   with pytest.raises(ValueError, match=r'pass model.prior.generate\(prompts\).tokens'):
     model.condition(list(NAMES))
+
+
+def test_the_second_model_is_measured_with_what_the_prior_draws(model):
+  drawing, drawn = model.drawing([*NAMES, 'cat']), model.prior.generate(list(NAMES)).tokens
+  np.testing.assert_array_equal(drawing.condition(['dog', 'cat']), drawn[::-1])
+  out = drawing.generate(['dog'], seed=3, decoder='vanilla')
+  expected = model.generate(drawn[1:], seed=3, decoder='vanilla')
+  np.testing.assert_array_equal(out.tokens, expected.tokens)
+  assert out.prompts == ['dog'] and out.prior is None
+  images = Bench(drawing, list(NAMES)).images('vanilla')
+  np.testing.assert_array_equal(images.condition, drawn)
 
 
 def test_streams_show_both_stages(model):
