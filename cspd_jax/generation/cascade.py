@@ -110,8 +110,8 @@ class Cascade:
              ) -> Iterator[Partial]:
     """Generates images in one batch and yields, every few rounds, what is committed.
 
-    The tokens of the prior come first, with `Partial.is_prior`. The arguments are those of
-    `Model.stream` and of `sampler`.
+    The tokens of the prior come first, with `Partial.is_prior`. The arguments are as for
+    `Model.stream` and `sampler`.
     """
     decode.check_stream(every, options)
     if are_tokens(prompts):

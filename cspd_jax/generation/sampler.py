@@ -239,7 +239,7 @@ class Sampler:
     return programs_lib.get_or_build(self.model.kept.programs, self.program_key(*mode), build)
 
   def kernel_check(self, *mode: Any) -> programs_lib.Inspect | None:
-    """Returns a callback that compares a program's kernels with the baseline's, if it must."""
+    """Returns a callback that compares a program's kernels with the baseline's, or None."""
     return self.model.kept.same_rounding.kernel_check(
         self.decoder, self.text, self.program_key(*mode)._replace(decoders=()))
 

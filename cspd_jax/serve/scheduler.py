@@ -86,7 +86,7 @@ class Scheduler:
     self._unfinished = dict.fromkeys(runners, 0)
     self._failures, self._abandoned = 0, False
     self._thread: threading.Thread | None = None
-    self._compiling: threading.Thread | None = None  # That of the last program in the background.
+    self._compiling: threading.Thread | None = None  # Of the last program in the background.
     self.metrics.compiling.set_function(lambda: self._is_compiling)
     for name, stages in self._stages.items():
       self.metrics.slots.labels(name).set(stages[-1].size)

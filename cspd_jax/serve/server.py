@@ -73,7 +73,7 @@ def read_key(path: str) -> str:
 
 
 def make_scheduler(served: Served, *, slots: int, queue: int, prompt_length: int | None = None,
-           fixed_slots: bool = False) -> Scheduler:
+                   fixed_slots: bool = False) -> Scheduler:
   """Returns the scheduler of a server, not started, with as many slots for each decoder.
 
   Fewer images are decoded in 1, 2, 4, ... slots as far as memory allows, unless `fixed_slots`. A
