@@ -11,8 +11,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cspd_jax.core import fields
-
 Params = Any
 # Images are divided over the first axis of a mesh, the parameters of a model over the second.
 DATA, MODEL = 'data', 'model'
@@ -32,8 +30,8 @@ def make_mesh(data: int = 1, model: int | None = None,
   """
   devices = jax.devices() if devices is None else list(devices)
   for name, size in (('data', data), ('model', model)):
-    if size is not None:
-      fields.check_whole(name, size, 'a whole number, at least 1', least=1)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+      raise ValueError(f'{name} is {size!r}; it must be a whole number, at least 1.')
   model = max(len(devices) // data, 1) if model is None else model
   if data * model != len(devices):
     raise ValueError(

@@ -82,6 +82,8 @@ class Images:
   @property
   def recorded(self) -> dict[str, Any]:
     """The sampling options by name as plain numbers and lists, as images record them."""
+    if self.sampling is self.sampler.sampling:
+      return self.sampler.recorded
     return atomic.plain(options.named(self.sampler.model.table, self.sampling))
 
   @property

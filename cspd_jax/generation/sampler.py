@@ -20,9 +20,11 @@ from cspd_jax.core.tracing import usual_promotion
 from cspd_jax.decoding import continuous_batching, prefix as prefix_lib
 from cspd_jax.decoding.loop import Decoder
 from cspd_jax.decoding.warp import drop_inactive
+from cspd_jax.files import atomic
 from cspd_jax.generation import (
   decode,
   memory,
+  options as options_lib,
   pixels as pixels_lib,
   prompts as prompts_lib,
 )
@@ -158,9 +160,19 @@ class Sampler:
   @property
   def guarantee(self) -> Guarantee:
     """How images relate to the model's distribution, as far as the programs so far show."""
-    guarantee = self.decoder.guarantee
     differs = self.text in self.model.kept.same_rounding.differing
-    return guarantee.rounded if differs else guarantee
+    return self._guarantee.rounded if differs else self._guarantee
+
+  # What does not change from call to call.
+
+  @functools.cached_property
+  def recorded(self) -> dict[str, Any]:
+    """The sampling options by name as plain numbers and lists, as images record them."""
+    return atomic.plain(options_lib.named(self.model.table, self.sampling))
+
+  @functools.cached_property
+  def _guarantee(self) -> Guarantee:
+    return self.decoder.guarantee
 
   @functools.cached_property
   def _precision(self) -> dict[str, str]:
@@ -248,10 +260,11 @@ class Sampler:
 
     The condition, NumPy arrays of at least one row, gives the shapes.
     """
-    model = self.model
-    model.kept.same_rounding.check(
-        self.decoder, self.text, (self.guided, model.prefix_length), model.params, condition, count,
-        model.mesh)
+    if self._guarantee is Guarantee.SEED_EXACT:
+      model = self.model
+      model.kept.same_rounding.check(
+          self.decoder, self.text, (self.guided, model.prefix_length), model.params, condition,
+          count, model.mesh)
 
   # How images are decoded.
 
