@@ -92,8 +92,9 @@ class Cascade:
     """
     listed = list(dict.fromkeys(prompts_lib.chosen(self, prompts)))
     tokens = dict(zip(listed, decode.decoded(self.prior.images(listed, pixels=False)).tokens))
-    return dataclasses.replace(self.second, prompt_kind=self.prior.prompt_kind._replace(
-        encode=lambda prompts: self.second.condition(np.stack([tokens[p] for p in prompts]))))
+    encode = lambda prompts: self.second.condition(np.stack([tokens[p] for p in prompts]))
+    return dataclasses.replace(
+        self.second, prompt_kind=self.prior.prompt_kind._replace(encode=encode))
 
   def with_prefix(self, tokens: Any) -> 'Cascade':
     """Returns the model of images that begin with these tokens; see `Model.with_prefix`."""
