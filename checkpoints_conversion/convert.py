@@ -10,6 +10,7 @@ import os
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -124,12 +125,14 @@ class Source(NamedTuple):
     state: JSON values by name on which the parameters depend.
     assumptions: a line for every size that was neither in the file nor specified, see
       `FileFamily.assumed`, and for every file of weights in the folder that was not read.
+    defaults: sampling options that the settings state; see `FileFamily.defaults`.
   """
 
   network: store.Loaded
   groups: list[weights.Group]
   state: Mapping[str, Any]
   assumptions: tuple[str, ...] = ()
+  defaults: family_lib.Defaults = MappingProxyType({})
 
   def params(self) -> Params:
     """Builds the parameters, as host arrays in the dtypes of the published ones."""
@@ -223,7 +226,7 @@ def of_tensors(
   assumptions = () if model else tuple(family.assumed(config, {*settings, *overrides}))
   if rest:
     assumptions += (f'left out {rest}, which this network does not have',)
-  return Source(network, parameters, state, assumptions)
+  return Source(network, parameters, state, assumptions, family.defaults(contents))
 
 
 def _left_out(family: FileFamily, config: Any, tensors: Mapping[str, AnyTensor]) -> str:

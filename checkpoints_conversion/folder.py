@@ -102,6 +102,7 @@ def convert_parts(
   for family, role, part in zip(file_families, roles, parts):
     if part.sampling is not None or not is_same:  # Else the user may have changed them.
       defaults |= defaults_of(family, opened[role].network.config, role, part.sampling)
+      defaults |= opened[role].defaults
   networks = others | {role: source.network for role, source in opened.items()}
   if 'target' in networks:  # Raises an error for networks that do not belong together.
     # Tokenizer files of words are read, so that they are compared with the target.

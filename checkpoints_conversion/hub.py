@@ -100,10 +100,13 @@ def _patterns(names: list[str]) -> list[str]:
   patterns += [str(path.with_name('config.json')) for path in map(pathlib.PurePosixPath, inside)
                if path.suffix in read.SUFFIXES and len(path.parts) > 1]
   patterns += [str(path.with_name('tokenizer_config.json'))
-               for path in map(pathlib.PurePosixPath, inside) if path.name == 'tokenizer.json']
+               for path in map(pathlib.PurePosixPath, inside)
+               if path.name in ('tokenizer.json', 'mammothu.tiktoken')]
+  patterns += [name for path in inside if path == 'mammothu.tiktoken'
+               for name in ('mammothu_vision_tokens.txt', 'chat_template.*')]
   if '.' in names:
     patterns += ['*.safetensors', '*.safetensors.index.json', '*.jit', 'config.json',
-                 'preprocessor_config.json']
+                 'preprocessor_config.json', 't2i_generation_config.json']
   return patterns
 
 

@@ -28,6 +28,12 @@ _MAX_SHARDS = 1000
 _TORCHSCRIPT = ('encoder.jit', 'decoder.jit')
 # PyTorch files of transformers, one or several with an index.
 _TRANSFORMERS = 'pytorch_model'
+# Files of settings, and one of text, which becomes the setting of its name without the ending.
+_SETTINGS = ('config.json', 'params.json', 'consolidate_params.json', 'tokenizer_config.json',
+             'preprocessor_config.json', 'chat_template.json', 't2i_generation_config.json')
+_TEMPLATE = 'chat_template.jinja'
+# What belongs to a tokenizer file, in a file of its own beside it.
+_NAMES = {'mammothu.tiktoken': 'mammothu_vision_tokens.txt'}
 # The settings of an adapter, as peft writes them.
 _ADAPTER = 'adapter_config.json'
 # One of several files of a model, by the names that transformers gives them.
@@ -68,7 +74,8 @@ def read(
     path: a safetensors file, a file that `torch.save` or `torch.jit.save` wrote, whatever their
       names are, a folder, or an index of transformers. A folder holds `.safetensors` files, Meta's
       `consolidated*.pth`, `pytorch_model*.bin`, or `encoder.jit` and `decoder.jit`. Also a `.json`
-      or `.tiktoken` file, whose bytes become one tensor named 'file'.
+      or `.tiktoken` file, whose bytes, with those of `mammothu_vision_tokens.txt` behind
+      `mammothu.tiktoken`, become one tensor named 'file'.
     key: the part of a PyTorch file that holds the weights, for instance 'ema'. None selects
       `prefer`, else the first of 'model', 'module' and 'state_dict', else the whole file; empty
       parts count as absent.
@@ -82,7 +89,8 @@ def read(
   path = pathlib.Path(path).expanduser()
   sources = files(path)
   if sources[0].suffix in ('.json', '.tiktoken'):
-    return Weights({'file': np.frombuffer(reading.data(sources[0], _REMEDY), np.uint8)}, None)
+    content = b'\n'.join(reading.data(file, _REMEDY) for file in sources)
+    return Weights({'file': np.frombuffer(content, np.uint8)}, None)
   forms = [formats.of(file) for file in sources]
   of_devices = len(sources) > 1 and sources[0].name.startswith('consolidated')
   if of_devices and formats.SAFETENSORS not in forms:
@@ -122,7 +130,9 @@ def files(path: pathlib.Path) -> list[pathlib.Path]:
     if problem := formats.unmerged(path):
       raise ValueError(f'{problem}.')
     is_index = re.search(r'\.(safetensors|bin)\.index.*\.json$', path.name)
-    return _existing(path, _of_index(path) if is_index else [path])
+    names = path.with_name(_NAMES.get(path.name, path.name))
+    return _existing(path, _of_index(path) if is_index else
+                     [path, names] if names != path and names.is_file() else [path])
   if (path / _ADAPTER).exists():
     raise ValueError(f'source is {path}, a folder with {_ADAPTER}, so an adapter changes the '
                      'weights; merge the adapter into the weights first, or specify their file to '
@@ -250,10 +260,11 @@ def settings(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
   """
   path = pathlib.Path(path).expanduser()
   folder = path if path.is_dir() else path.parent
-  return {name: reading.json(folder / name, _REMEDY)
-          for name in ('config.json', 'params.json', 'consolidate_params.json',
-                       'tokenizer_config.json', 'preprocessor_config.json')
-          if (folder / name).is_file()}
+  found = {name: reading.json(folder / name, _REMEDY)
+           for name in _SETTINGS if (folder / name).is_file()}
+  if (template := folder / _TEMPLATE).is_file():
+    found[_TEMPLATE] = {template.stem: reading.data(template, _REMEDY).decode(errors='replace')}
+  return found
 
 
 def sha256(path: str | os.PathLike) -> dict[str, str]:

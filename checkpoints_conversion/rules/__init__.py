@@ -11,6 +11,7 @@ from checkpoints_conversion.rules import (
   janus,
   language_models,
   llamagen,
+  mammothmoda2,
   mar,
   nextstep,
   tar,
@@ -53,5 +54,6 @@ for _family in (
     nextstep.FAMILY, vq.NEXTSTEP, text.NEXTSTEP, janus.FAMILY, janus.VQ, text.JANUS_PRO,
     early_fusion.EMU3_5, vq.EMU3_5, text.EMU3_5, language_models.SIMPLEAR, language_models.LIQUID,
     vq.COSMOS, text.SIMPLEAR, text.LIQUID, glm_image.FAMILY, text.GLM_IMAGE, tar.PRIOR,
-    tar.TEXT, tar.AR_DTOK, tar.BRIDGE, tar.VQ, evaluators.INCEPTION, evaluators.CLIP):
+    tar.TEXT, tar.AR_DTOK, tar.BRIDGE, tar.VQ, mammothmoda2.FAMILY,
+    mammothmoda2.TEXT, evaluators.INCEPTION, evaluators.CLIP):
   register(_family)

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Collection, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from checkpoints_conversion.rules import base, family, settings
 from checkpoints_conversion.rules.base import KEEP, Rule
@@ -16,6 +16,7 @@ from cspd_jax.models import early_fusion
 from cspd_jax.models.early_fusion import EarlyFusionConfig
 from cspd_jax.text import bpe
 
+Config = TypeVar('Config', bound=EarlyFusionConfig)
 # Names of transformers, with those of Meta (https://github.com/facebookresearch/chameleon).
 _META = {
     'model.embed_tokens': 'tok_embeddings', 'model.layers': 'layers', 'model.norm': 'norm',
@@ -127,8 +128,8 @@ def infer(preset: str, shapes: family.Shapes, options: Mapping[str, Any], *,
   return infer_like(dataclasses.replace(published, vocab_size=vocab_size), preset, shapes, options)
 
 
-def infer_like(published: EarlyFusionConfig, preset: str, shapes: family.Shapes,
-               options: Mapping[str, Any]) -> EarlyFusionConfig:
+def infer_like(published: Config, preset: str, shapes: family.Shapes,
+               options: Mapping[str, Any]) -> Config:
   """Infers the sizes of a transformer, except those of its vocabulary, which `published` has.
 
   Biases, norms and the activation are those of the family: a file without these tensors, or with

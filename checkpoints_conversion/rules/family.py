@@ -111,6 +111,8 @@ class FileFamily(NamedTuple):
     prefer: the part of a file that holds the weights.
     model: the model family of the network, a key of `families.FAMILIES`; None if it has none.
     metadata: `config ->` metadata to store with the network, such as the names of its classes.
+    defaults: `contents ->` sampling options that settings files state, which replace those of
+      `sampling`.
     sampling: `config ->` official sampling options by name, those for pictures first; empty for
       networks without sampling.
     layout: `model name or None ->` the networks in the folder of a whole model: by file family, its
@@ -145,6 +147,7 @@ class FileFamily(NamedTuple):
   model: str | None = None
   metadata: Callable[[Any], Mapping[str, Any]] = lambda config: {}
   sampling: Callable[[Any], Mapping[str, Defaults]] = lambda config: {}
+  defaults: Callable[[Mapping[str, Mapping[str, Any]]], Defaults] = lambda contents: {}
   layout: Callable[[str | None], Mapping[str, tuple[str, ...]]] = lambda model: {}
   inside: str = ''
   others: Callable[[Any], Sequence[str]] = lambda config: ()

@@ -37,7 +37,8 @@ def _rules(config: bpe.TextConfig) -> list[Rule]:
   return [Rule('file', ('file',), base.Transform(checked, lambda x: x))]
 
 
-def _infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> bpe.TextConfig:
+def infer(form: str, shapes: family.Shapes, options: Mapping[str, Any]) -> bpe.TextConfig:
+  """Returns the config of a tokenizer file of a form, a key of `bpe.FORMS`."""
   return bpe.TextConfig(form, family.shape(f'a tokenizer file for {form}', shapes, 'file', 1)[0],
                         options.get('first_token'))
 
@@ -46,7 +47,7 @@ def of_form(form: str, model: str) -> family.FileFamily:
   """Returns the family of tokenizer files of a form, a key of `bpe.FORMS`, in a model family."""
   return family.FileFamily(
       name=f'{form}_text', title=f'a tokenizer file for {form}', kind='text', rules=_rules,
-      infer=functools.partial(_infer, form), presets={}, model=model)
+      infer=functools.partial(infer, form), presets={}, model=model)
 
 
 def _first_token(contents: settings.Contents) -> dict[str, str]:

@@ -27,7 +27,7 @@ from cspd_jax.core import row_tiles
 
 _LARGEST = 127
 # The matrices of a layer that multiply the same input.
-_GROUPS = ('query', 'key', 'value'), ('gate', 'up')
+_GROUPS = ('query', 'key', 'value'), ('gate', 'up'), ('image_gate', 'image_up')
 # The most rows of a product whose first factor is the matrix; longer ones read `x` first.
 _FEW_ROWS = 64
 

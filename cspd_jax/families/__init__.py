@@ -6,7 +6,16 @@ group `cspd_jax.families`. Everything specific to a family (kinds of networks by
 tokenizer files, prompt writers, forms of EAGLE layers) is in its `Family`.
 """
 
-from cspd_jax.families import early_fusion, glm_image, janus, llamagen, mar, nextstep, tar
+from cspd_jax.families import (
+  early_fusion,
+  glm_image,
+  janus,
+  llamagen,
+  mammothmoda2,
+  mar,
+  nextstep,
+  tar,
+)
 from cspd_jax.families.family import (
   FAMILIES,
   Family,
@@ -27,5 +36,5 @@ __all__ = (
     'load_installed', 'part_folder', 'register', 'roles', 'save', 'shipped')
 
 for _family in (llamagen.FAMILY, mar.FAMILY, early_fusion.FAMILY, nextstep.FAMILY, janus.FAMILY,
-                glm_image.FAMILY, tar.PRIOR_FAMILY, tar.FAMILY):
+                glm_image.FAMILY, tar.PRIOR_FAMILY, tar.FAMILY, mammothmoda2.FAMILY):
   register(_family)

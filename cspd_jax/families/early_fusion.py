@@ -104,7 +104,7 @@ FAMILY = Family(
     published=Published(early_fusion.PRESETS,
                         lambda config: decoder_only.with_medusa(config, 'chameleon'),
                         lambda config, count: prompt_kinds.described(count)),
-    text_forms={'emu3': bpe.Emu3Ranks, 'emu3_5': bpe.Emu3Ranks,
+    text_forms={'emu3': bpe.emu3_ranks, 'emu3_5': bpe.emu3_ranks,
                 **{name: functools.partial(bpe.Vocabulary, control=names)
                    for name, names in _CONTROL.items()}},
     prompt_writers={name: getattr(templates, name) for name in (

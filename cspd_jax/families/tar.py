@@ -35,7 +35,7 @@ def build_prior(parts: Parts) -> Model:
       'height', 'width', 'num_codes', 'first_code', 'vocab_size'))
   text = parts.text(PRIOR_FAMILY.text_forms, config.vocab_size)
   if text is not None:
-    templates.tar_codes(text, config.first_code, config.num_codes)
+    templates.check_codes(text, '<I{}>', 'tokenizer.json', config.first_code, config.num_codes)
   prompt_kind = prompt_kinds.tokens(
       (config.height, config.width), text, parts.writer(PRIOR_FAMILY.prompt_writers),
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),

@@ -51,10 +51,12 @@ class EmbeddedCondition(NamedTuple):
   """A condition as the input of the transformer: embeddings `[R, C, D]` and their positions.
 
   Padding must be finite, and the last token of every row visible: it predicts image token 0.
+  `is_text` `[R, C]` bool is as for `transformer.Transformer.features`.
   """
 
   embeddings: jax.Array
   positions: ConditionPositions
+  is_text: jax.Array | None = None
 
 
 class Causal(NamedTuple):
@@ -216,14 +218,16 @@ def forward(
     logits `[R, L + 1, V]` of image tokens `0 .. L`, float32; features after the final norm
     `[R, C + L, D]`; keys and values.
   """
-  model_ends, embeddings = ends(model), condition.embeddings
+  model_ends, (embeddings, _, is_text) = ends(model), condition
   if tokens is not None:
     embeddings = jnp.concatenate([embeddings, model_ends.embed(params, tokens)], axis=1)
+    if is_text is not None:
+      is_text = jnp.pad(is_text, ((0, 0), (0, tokens.shape[1])))
   positions, mask = positions_and_mask(
       condition.positions, embeddings.shape[1] - condition.embeddings.shape[1])
   features, layers = transformer.Transformer(model.transformer).apply(
       {'params': params['transformer']}, model.placed(params, embeddings, positions),
-      model.rope(positions), mask, method='features')
+      model.rope(positions), mask, is_text=is_text, method='features')
   logits = model_ends.logits(params, features[:, condition.embeddings.shape[1] - 1:])
   return logits, features, layers
 

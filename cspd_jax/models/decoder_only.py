@@ -138,8 +138,10 @@ def prompted(config: Config, num_streams: int) -> causal.Causal:
 def init_transformer(config: Config, key: jax.Array) -> Params:
   """Initialises the transformer of a model whose tokens rotate by their place in the sequence."""
   rope = sequence_rope(config.head_dim, config.rope_base)(jnp.zeros((1, 1), jnp.int32))
+  # A token of text, so that layers with two feed-forward networks have both.
   return transformer.Transformer(config.transformer).init(
-      key, jnp.zeros((1, 1, config.dim)), rope, jnp.ones((1, 1, 1), bool))['params']
+      key, jnp.zeros((1, 1, config.dim)), rope, jnp.ones((1, 1, 1), bool), None, None,
+      jnp.ones((1, 1), bool))['params']
 
 
 def init(config: Config, key: jax.Array) -> Params:

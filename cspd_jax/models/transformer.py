@@ -2,7 +2,8 @@
 
 Blocks of RMSNorm, rotary attention with grouped key/value heads and a gated feed-forward layer,
 without biases except with `qkv_bias`. The layers are unrolled, each with its own leaves,
-because XLA copies stacked or scanned weights on every decoding step.
+because XLA copies stacked or scanned weights on every decoding step. Layers may have two
+feed-forward networks, one for text and one for images; a pass over image tokens alone reads one.
 
 Rotary embeddings rotate the pairs (0, 1), (2, 3), ... of an attention head. Models that rotate
 number `i` with number `i + E / 2` have the same attention once the columns of their query and key
@@ -43,7 +44,7 @@ _LANES = 128
 SPLIT = {
     '.*/(query|key|value)': 1, '.*/(query|key|value)_bias': 0,
     '.*/(query|key)_norm/(scale|bias)': 0, '.*/out': 0,
-    '.*/(gate|up)': 1, '.*/down': 0}
+    '.*/(image_)?(gate|up)': 1, '.*/(image_)?down': 0}
 
 # The order in which XLA reads the axes of parameters on TPUs; see `files.placement`.
 ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
@@ -54,11 +55,12 @@ ORDERS = {'.*/(query|key|value)': (1, 0, 2)}
 _LARGE_MATRIX = 2**18
 
 # The matrices of the layers and their numbers of input axes; see `core.matrices`.
-MATRICES = {r'.*/layers_\d+/(query|key|value|gate|up|down)': 1, r'.*/layers_\d+/out': 2}
+MATRICES = {r'.*/layers_\d+/(query|key|value|(image_)?(gate|up|down))': 1,
+            r'.*/layers_\d+/out': 2}
 
 # The matrices of the layers and of output heads that every round multiplies, and their numbers of
 # input axes; see `core.matrices.OutputMajor`.
-PRODUCTS = {r'(.*/)?layers?(_\d+)?/(query|key|value|gate|up|down)': 1,
+PRODUCTS = {r'(.*/)?layers?(_\d+)?/(query|key|value|(image_)?(gate|up|down))': 1,
             r'(.*/)?layers?(_\d+)?/out': 2, r'(.*/)?output': 1, 'head/(hidden/)?kernel': 1}
 
 
@@ -88,6 +90,8 @@ class TransformerConfig:
     post_norm: whether the outputs have norms of their own, besides the norms of the inputs (GLM-4).
     qkv_bias: whether queries, keys and values have biases.
     activation: of the gate in the feed-forward layers; 'gelu_tanh' is GELU's approximation by tanh.
+    image_layers: the first layer with a second feed-forward network, for the tokens of images, and
+      the one behind the last; they may lie beyond `num_layers`.
   """
 
   vocab_size: int
@@ -106,10 +110,13 @@ class TransformerConfig:
   post_norm: bool = False
   qkv_bias: bool = False
   activation: Activation = 'silu'
+  image_layers: tuple[int, ...] = (0, 0)
 
   def __post_init__(self):
     size = (0, fields.MOST)
-    fields.check(self, vocab_size=size, num_layers=(1, fields.MOST_LAYERS), num_outputs=size)
+    fields.check(self, vocab_size=size, num_layers=(1, fields.MOST_LAYERS), num_outputs=size,
+                 image_layers=(0, fields.MOST_LAYERS))
+    fields.require(len(self.image_layers) == 2, 'image_layers', self.image_layers, 'two numbers')
     if self.num_outputs is None:
       object.__setattr__(self, 'num_outputs', self.vocab_size)
     if self.vocab_size and self.num_outputs > self.vocab_size:
@@ -311,9 +318,10 @@ class Block(nn.Module):
 
   config: TransformerConfig
   scaled_init: bool = False
+  has_image_ffn: bool = False
 
   @nn.compact
-  def __call__(self, x, rope, mask, cache=None, start=None):
+  def __call__(self, x, rope, mask, cache=None, start=None, is_text=None):
     """See `Transformer.features`; `cache` is this layer's `(keys, values)`."""
     config, swin = self.config, self.config.swin_norm
     branch = self._norm('attention_norm', x) if config.attention_norm and not swin else x
@@ -321,7 +329,7 @@ class Block(nn.Module):
     branch = self._norm('attention_norm', branch) if config.attention_norm and swin else branch
     x = x + (self._norm('attention_post_norm', branch) if config.post_norm else branch)
 
-    branch = self._feed_forward(x if swin else self._norm('ffn_norm', x))
+    branch = self._feed_forward(x if swin else self._norm('ffn_norm', x), is_text)
     branch = self._norm('ffn_norm', branch) if swin else branch
     return x + (self._norm('ffn_post_norm', branch) if config.post_norm else branch), cache
 
@@ -374,11 +382,19 @@ class Block(nn.Module):
     is_large = heads * width * config.dim >= _LARGE_MATRIX
     return matrices.einsum('rlhw,hwd->rld' if is_large else 'rlhe,hed->rld', attended, out), cache
 
-  def _feed_forward(self, x):
-    config = self.config
-    gate, up = self._products(x, gate=(config.ffn_dim,), up=(config.ffn_dim,))
-    down = self._kernel('down', (config.ffn_dim,), (config.dim,))
-    return matrices.einsum('rlf,fd->rld', ACTIVATIONS[config.activation](gate) * up, down)
+  def _feed_forward(self, x, is_text):
+    if not self.has_image_ffn:
+      return self._network(x)
+    of_images = self._network(x, 'image_')
+    # A window holds image tokens alone, so that a round reads one of the two networks.
+    return of_images if is_text is None else jnp.where(
+        is_text[..., None], self._network(x), of_images)
+
+  def _network(self, x, prefix=''):
+    width = (self.config.ffn_dim,)
+    gate, up = self._products(x, **{f'{prefix}gate': width, f'{prefix}up': width})
+    down = self._kernel(f'{prefix}down', width, (self.config.dim,))
+    return matrices.einsum('rlf,fd->rld', ACTIVATIONS[self.config.activation](gate) * up, down)
 
 
 class Transformer(nn.Module):
@@ -395,7 +411,9 @@ class Transformer(nn.Module):
     if config.vocab_size:
       self.token_embedding = self.param(
           'token_embedding', nn.initializers.normal(0.02), (config.vocab_size, config.dim))
-    self.layers = [Block(config) for _ in range(config.num_layers)]
+    first, stop = config.image_layers
+    self.layers = [Block(config, has_image_ffn=first <= index < stop)
+                   for index in range(config.num_layers)]
     self.norm = RMSNorm(config.norm_eps)
     if config.num_outputs:
       self.output = matrices.parameter(
@@ -409,8 +427,8 @@ class Transformer(nn.Module):
     return jnp.take(self.token_embedding, tokens, axis=0)
 
   def features(self, embeddings: jax.Array, rope: Rope | None, mask: jax.Array,
-               cache: KeyValues | None = None, start: jax.Array | None = None
-               ) -> tuple[jax.Array, KeyValues]:
+               cache: KeyValues | None = None, start: jax.Array | None = None,
+               is_text: jax.Array | None = None) -> tuple[jax.Array, KeyValues]:
     """Runs the blocks and the final norm on new tokens, without or with a cache.
 
     Args:
@@ -421,6 +439,8 @@ class Transformer(nn.Module):
       cache: None for a forward pass over a whole sequence, otherwise the keys and values to read,
         into which the new tokens' are written.
       start: `[B]` first slot of the new tokens of every image in the cache.
+      is_text: `[R, L]` bool, the new tokens that take the first feed-forward network of
+        `image_layers`; None if all are tokens of images, and where no layer has two.
 
     Returns:
       Features `[R, L, D]`, and the updated cache, or the new tokens' keys and values without one.
@@ -431,7 +451,7 @@ class Transformer(nn.Module):
       rope = jax.lax.platform_dependent(
           rope, cpu=jax.lax.optimization_barrier, default=lambda rope: rope)
     for index, layer in enumerate(self.layers):
-      x, entry = layer(x, rope, mask, None if cache is None else cache[index], start)
+      x, entry = layer(x, rope, mask, None if cache is None else cache[index], start, is_text)
       new_cache.append(entry)
     return self.norm(x), tuple(new_cache)
 

@@ -26,8 +26,8 @@ from cspd_jax.files import reading
 
 Params = Any
 _FIRST_SPECIAL = 151643
-# Names of the files, for error messages.
-_JSON_FILE, _RANKS_FILE = 'text_tokenizer.json or tokenizer.json', 'emu3.tiktoken'
+# The usual name of most files.
+_JSON_FILE = 'text_tokenizer.json or tokenizer.json'
 # Entries of a file for training, with which BPE and Unigram models draw the ids of a text again in
 # every call; without them the same words have the same ids.
 _SAMPLING = ('dropout', 'alpha', 'nbest_size')
@@ -84,7 +84,7 @@ def read(params: Params, form: str) -> Text:
 
 def file_name(form: str) -> str:
   """Returns the usual name of tokenizer files of a form."""
-  return _RANKS_FILE if FORMS[form] is Emu3Ranks else _JSON_FILE
+  return _OF_RANKS.get(FORMS[form], _JSON_FILE)
 
 
 def id_of(text: Text, name: str) -> int:
@@ -249,19 +249,28 @@ def _for_prompts(file: bytes, names: Set[str]) -> bytes:
   return json.dumps(content).encode()
 
 
-class Emu3Ranks:
-  """A tokenizer file of `tiktoken`, with the special tokens of Emu3 and Emu3.5, as a `Text`.
+class Ranks:
+  """A tokenizer file of `tiktoken` with the tokens of Qwen, as a `Text`.
 
-  The file has one token and its rank per line. Raises ValueError for a file of another format.
+  The file has one token and its rank per line, and names of further tokens behind them, if there
+  are any. Raises ValueError for a file of another format, naming the one that is needed.
+
+  Args:
+    file: the bytes of the file.
+    name: the usual name of the file.
+    ids: `names of further tokens -> ` ids of special tokens by name; ValueError if one is missing.
   """
 
-  # The pattern with which Emu3, like Qwen, splits a text before tokenization.
+  # The pattern with which Qwen splits a text before tokenization.
   _PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
               r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
 
-  def __init__(self, file: bytes):
-    with _read_errors(_RANKS_FILE):
-      lines = [line.split() for line in file.splitlines() if line]
+  def __init__(self, file: bytes, name: str, ids: Callable[[list[str]], Mapping[str, int]]):
+    self._name = name
+    with _read_errors(name):
+      # No token in base64 begins like a name.
+      ranks, start, names = file.partition(b'<|')
+      lines = [line.split() for line in ranks.splitlines() if line]
       self._ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
       if missing := [byte for byte in range(256) if bytes([byte]) not in self._ranks]:
         raise ValueError(f'byte {missing[0]} has no token')
@@ -269,11 +278,8 @@ class Emu3Ranks:
         raise ValueError('a token or a rank occurs twice, or is missing')
       if len(lines) != _FIRST_SPECIAL:
         raise ValueError(f'it has {len(lines)} tokens of text, and the model {_FIRST_SPECIAL}')
-    special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
-               *(f'<|extra_{number}|>' for number in range(205)),
-               '<|image token|>', '<|image start|>', '<|image end|>']
-    self.ids: Mapping[str, int] = {
-        name: _FIRST_SPECIAL + index for index, name in enumerate(special)}
+      self.ids = ids([line.strip() for line in (start + names).decode().splitlines()
+                      if line.strip()])
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text."""
@@ -282,8 +288,40 @@ class Emu3Ranks:
   @functools.cached_property
   def _tokenizer(self):
     encoding = import_package('tiktoken').Encoding
-    with _read_errors(_RANKS_FILE):
-      return encoding('emu3', pat_str=self._PATTERN, mergeable_ranks=self._ranks, special_tokens={})
+    with _read_errors(self._name):
+      return encoding('qwen', pat_str=self._PATTERN, mergeable_ranks=self._ranks, special_tokens={})
+
+
+_EMU3_FILE, _MAMMOTH_FILE = 'emu3.tiktoken', 'mammothu.tiktoken'
+# Where MammothModa2's vocabulary of images begins, with five tokens that its file does not name.
+_FIRST_OF_IMAGES = 152064
+
+
+def emu3_ranks(file: bytes) -> Ranks:
+  """Reads a file with the special tokens of Emu3 and Emu3.5."""
+  special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
+             *(f'<|extra_{number}|>' for number in range(205)),
+             '<|image token|>', '<|image start|>', '<|image end|>']
+  return Ranks(file, _EMU3_FILE, lambda names: {
+      name: _FIRST_SPECIAL + index for index, name in enumerate(special)})
+
+
+def mammoth_ranks(file: bytes) -> Ranks:
+  """Reads MammothModa2's file, and behind it the one with the names of its tokens of images."""
+  def ids(names: list[str]) -> dict[str, int]:
+    if not names:
+      raise ValueError('it lacks the names of mammothu_vision_tokens.txt, which is read from the '
+                       'same folder')
+    own = ['<|endofline|>', '<|endoffile|>', '<|gen_placeholder|>', '<|useless token|>',
+           '<|beginoftext|>', *names]
+    return {'<|im_start|>': _FIRST_SPECIAL + 1, '<|im_end|>': _FIRST_SPECIAL + 2} | {
+        name: _FIRST_OF_IMAGES + index for index, name in enumerate(own)}
+
+  return Ranks(file, _MAMMOTH_FILE, ids)
+
+
+# The usual names of the files of ranks, by their readers.
+_OF_RANKS: Mapping[Reader, str] = {emu3_ranks: _EMU3_FILE, mammoth_ranks: _MAMMOTH_FILE}
 
 
 def _kind(character: str) -> str:

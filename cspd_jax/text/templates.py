@@ -31,6 +31,8 @@ _SIMPLEAR_NEGATIVE = (
 # The tokens around the grids that GLM-Image's prompts state, and the one that announces an image.
 GLM_TOKENS = '<sop>', '<eop>', '<|dit_token_16384|>'
 _GLM_SOURCE = '<|image|>'
+# The last tokens of MammothModa2's prompts that its null condition keeps.
+_MAMMOTH_NULL = 10
 
 # Maps `(text, prompt, height, width)`, with rows and columns of codes, to the ids of both contexts,
 # or of one for models without a null condition; writers of models that read the first token from a
@@ -171,22 +173,50 @@ def glm_image(text: Text, prompt: str, height: int, width: int, *, small: tuple[
 
 def tar(text: Text, prompt: str, height: int, width: int) -> tuple[list[int]]:
   """Returns the context of Tar: Qwen's template of a conversation, and the scale of the codes."""
-  first, last, image, scale = (id_of(text, name) for name in (
-      '<|im_start|>', '<|im_end|>', '<im_start>', f'<S{SIDES.index(height)}>'))
+  ids = _conversation(text, 'You are a helpful assistant.', prompt)
+  return [*ids, *(id_of(text, name) for name in ('<im_start>', f'<S{SIDES.index(height)}>'))],
+
+
+def _conversation(text: Text, system: str, prompt: str) -> list[int]:
+  """Returns the ids of Qwen's template of a conversation, up to the answer."""
+  first, last = id_of(text, '<|im_start|>'), id_of(text, '<|im_end|>')
   turn = lambda words: [first, *text.encode(words), last, *text.encode('\n')]
-  return [*turn('system\nYou are a helpful assistant.'), *turn(f'user\n{prompt}'),
-          first, *text.encode('assistant\n'), image, scale],
+  return [*turn(f'system\n{system}'), *turn(f'user\n{prompt}'),
+          first, *text.encode('assistant\n')]
 
 
-def tar_codes(text: Text, first_code: int, num_codes: int) -> None:
-  """Raises ValueError unless a tokenizer names the codes of Tar `<I0>`, `<I1>`, ... in order."""
-  wrong = next((f'<I{code}>' for code in range(num_codes)
-                if text.ids.get(f'<I{code}>') != first_code + code), None)
-  if wrong is not None:
+def mammothmoda2(text: Text, prompt: str, height: int, width: int, *, sides: str | None = None
+                 ) -> tuple[list[int], list[int]]:
+  """Returns the contexts of MammothModa2, of which the second one has the last ten tokens alone.
+
+  They state the grid: `sides` is '{height}*{width}', or the other way round. Raises ValueError for
+  a grid that is not square if it is None, because the order is unknown.
+  """
+  if sides is None and height != width:
+    raise ValueError(
+        f'the image has {height}x{width} codes, and whether its prompt states rows or columns '
+        'first is in the chat template, which was not beside the tokenizer file when it was '
+        'converted; convert mammothu.tiktoken again, beside it, or choose a square grid.')
+  grid = (sides or '{height}*{width}').format(height=height, width=width)
+  start, image = id_of(text, '<|image start|>'), id_of(text, '<|image token|>')
+  ids = [*_conversation(text, 'You are a helpful image generator.', prompt),
+         start, *text.encode(grid), image]
+  return ids, ids[-_MAMMOTH_NULL:]
+
+
+def check_codes(text: Text, name: str, file: str, first_code: int, num_codes: int) -> None:
+  """Raises ValueError unless a tokenizer names the codes of an image in order.
+
+  `name` is that of a code, with braces for its number, and `file` the usual one of the tokenizer.
+  """
+  code = next((code for code in range(num_codes)
+               if text.ids.get(name.format(code)) != first_code + code), None)
+  if code is not None:
+    wrong = name.format(code)
     has = f'has it as token {text.ids[wrong]}' if wrong in text.ids else 'has no such token'
-    raise ValueError(f'text must have {wrong} as token {first_code + int(wrong[2:-1])}, because '
+    raise ValueError(f'text must have {wrong} as token {first_code + code}, because '
                      f'the {num_codes} codes of its model begin at {first_code}, but {has}; use '
-                     'the tokenizer.json that belongs to the model.')
+                     f'the {file} that belongs to the model.')
 
 
 def padded(contexts: Sequence[Sequence[Sequence[int]]]) -> Prompt:

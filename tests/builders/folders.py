@@ -102,6 +102,9 @@ FAMILIES = {
     'glm_image': Family(
         'glm_image', sizes.GLM_IMAGE, writers.glm_image, ('--model=glm_image_9b',),
         defaults=dict(temperature=0.9, top_p=0.75)),
+    'mammothmoda2': Family(
+        'mammothmoda2', sizes.MAMMOTHMODA2, writers.mammothmoda2, ('--height=4', '--width=10'),
+        defaults=dict(guidance_scale=7.0, temperature=0.9, top_k=500, top_p=1.0)),
     'nextstep': _nextstep(sizes.NEXTSTEP_1, settings_lib.NEXTSTEP_1, 'mar'),
     'nextstep 1.1': _nextstep(
         sizes.NEXTSTEP_1_1, settings_lib.NEXTSTEP_1_1, 'mar(last_noise=True)',

@@ -14,6 +14,7 @@ from cspd_jax.models import (
   janus,
   kl_vae,
   llamagen,
+  mammothmoda2,
   mar,
   nextstep,
   t5,
@@ -56,6 +57,9 @@ JANUS_VQ = vq.VQConfig(
 GLM_IMAGE = glm_image.GlmImageConfig(
     height=3, width=4, small_side=2, dim=32, num_layers=2, num_heads=2, num_kv_heads=1, ffn_dim=24,
     vocab_size=320, num_codes=40, image_end=41, output_size=48, sections=(1, 1, 2))
+MAMMOTHMODA2 = dataclasses.replace(
+    mammothmoda2.PRESETS['mammothmoda2_preview'], height=4, width=10, image_layers=(1, 2),
+    **{**_small, 'num_kv_heads': 1, 'ffn_dim': 24})
 NEXTSTEP_1 = dataclasses.replace(
     nextstep.PRESETS['nextstep_1_512'], height=3, width=4, latent_channels=4, dim=32, num_layers=2,
     num_heads=4, num_kv_heads=2, ffn_dim=48, head_width=24, head_layers=2)

@@ -149,6 +149,15 @@ def glm_image():
   return _of_bytes(SPECIAL['glm_image'], 48)
 
 
+MAMMOTH_NAMES = '\n'.join(['<|image token|>', '<|image start|>', '<|image end|>', *(
+    f'<|visual token {code:06d}|>' for code in range(sizes.MAMMOTHMODA2.num_codes))]).encode()
+
+
+def mammothmoda2():
+  """A file like Emu3's, and behind it the names of the tokens of images."""
+  return emu3() + b'\n' + MAMMOTH_NAMES
+
+
 def tar(codes=sizes.TAR_CODES, first=265):
   """A file with all bytes and the codes."""
   return _of_bytes(SPECIAL['tar'] | {f'<I{code}>': first + code for code in range(codes)})

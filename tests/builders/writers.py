@@ -268,6 +268,42 @@ def glm_image(root, has_processor=True):
   return whole
 
 
+def mammoth_settings(config=sizes.MAMMOTHMODA2):
+  """A published config.json with the sizes of a tiny network."""
+  llm, (first, stop) = settings_lib.MAMMOTHMODA2['llm_config'], config.image_layers
+  experts = {'moe_type': f'ffn-{first}:{stop}'}
+  return settings_lib.MAMMOTHMODA2 | {'llm_config': llm | experts | {
+      'text_config': settings_of(llm['text_config'], config) | experts | {
+          'vocab_size': config.text_size}}}
+
+
+# As the official loop reads them.
+MAMMOTH_GENERATION = {
+    'do_sample': True, 'eol_token_id': 152064, 'repetition_penalty': 1.0, 'temperature': 0.9,
+    'top_k': 500, 'top_p': 1.0, 'visual_token_start_id': 152072, 'visual_token_end_id': 168456}
+MAMMOTH_TEMPLATE = (
+    '{% if t2i_generate %}<|image start|>{{ ar_width }}*{{ ar_height }}<|image token|>{% endif %}')
+
+
+def mammoth_tensors():
+  """Published tensors, with one of each part of the release that draws no tokens."""
+  return published.tensors('mammothmoda2', sizes.MAMMOTHMODA2, 105) | {
+      name: np.zeros(3, np.float32) for name in (
+          'llm_model.lm_head.weight', 'llm_model.model.visual.merger.ln_q.weight',
+          'gen_transformer.norm_out.bias', 'gen_vae.decoder.conv_in.bias',
+          'gen_image_condition_refiner.norm.weight')}
+
+
+def mammothmoda2(root):
+  """The repository of MammothModa2-Preview."""
+  folder = shard(root / 'MammothModa2-Preview', mammoth_tensors(), mammoth_settings())
+  (folder / 't2i_generation_config.json').write_text(json.dumps(MAMMOTH_GENERATION))
+  (folder / 'mammothu.tiktoken').write_bytes(texts.emu3())
+  (folder / 'mammothu_vision_tokens.txt').write_bytes(texts.MAMMOTH_NAMES)
+  (folder / 'chat_template.json').write_text(json.dumps({'chat_template': MAMMOTH_TEMPLATE}))
+  return folder
+
+
 def nextstep(root, config=sizes.NEXTSTEP_1, settings=settings_lib.NEXTSTEP_1):
   """NextStep-1 as it is on the hub, with an output matrix of text."""
   heads = (('genloss_width', 'genloss_depth', 'num_channels') if 'genloss_width' in settings else

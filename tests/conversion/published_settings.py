@@ -252,3 +252,36 @@ GLM_IMAGE = {
     'vq_config': {
         'embed_dim': 2048, 'in_channels': 3, 'initializer_range': 0.02, 'latent_channels': 1536,
         'model_type': 'glm_image_vqmodel', 'num_embeddings': 16384}}
+# As transformers writes the classes of the official program with the sizes of Qwen2.5-VL-7B, and of
+# Qwen3-VL-8B; the published files have not been seen.
+_MAMMOTH = {'extra_gen_vocab': True, 'gen_vocab_size': 32800, 'gen_vocab_start_index': 152064}
+
+
+def _mammothmoda2(kind, moe_type, **text):
+  experts = _MAMMOTH | {'moe_type': moe_type}
+  return {
+      **_SAVED, 'architectures': ['Mammothmoda2Model'], 'model_type': 'mammothmoda2',
+      'gen_axes_dim_rope': [40, 40, 40], 'gen_axes_lens': [10000, 10000, 10000],
+      'gen_condition_mode': 'text_image', 'gen_dit_config': {'hidden_size': 2520},
+      'gen_vae_config': {'latent_channels': 16}, 'gen_transport_config': {},
+      'gen_image_condition_refiner_config': None, 'llm_config': {
+          **experts, 'model_type': kind, 'image_token_id': 151655, 'video_token_id': 151656,
+          'repetition_penalty': 1.0, 'temperature': 1.0, 'tie_word_embeddings': True,
+          'vision_config': {'depth': 32, 'hidden_size': 3584, 'model_type': kind},
+          'text_config': {
+              **experts, 'attention_dropout': 0.0, 'hidden_act': 'silu', 'initializer_range': 0.02,
+              'max_position_embeddings': 128000, 'model_type': f'{kind}_text', 'rms_norm_eps': 1e-6,
+              'tie_word_embeddings': False, 'use_cache': True, 'vocab_size': 152064, **text}}}
+
+
+MAMMOTHMODA2 = _mammothmoda2(
+    'mammothmoda2_qwen2_5_vl', 'ffn-14:28', hidden_size=3584, intermediate_size=18944,
+    num_hidden_layers=28, num_attention_heads=28, num_key_value_heads=4, rope_theta=1e6,
+    layer_types=['full_attention'] * 28, max_window_layers=80, sliding_window=None,
+    use_sliding_window=False, rope_scaling={
+        'mrope_section': [16, 24, 24], 'rope_type': 'default', 'type': 'default'})
+MAMMOTHMODA2_DEV = _mammothmoda2(
+    'mammothmoda2_qwen3_vl', 'ffn-16:36', hidden_size=4096, intermediate_size=12288,
+    num_hidden_layers=36, num_attention_heads=32, num_key_value_heads=8, head_dim=128,
+    rope_theta=5e6, attention_bias=False, rope_scaling={
+        'mrope_interleaved': True, 'mrope_section': [24, 20, 20], 'rope_type': 'default'})

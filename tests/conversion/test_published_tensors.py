@@ -4,8 +4,10 @@
 official modules at their real sizes: for EAGLE the drafter modules that LANTERN publishes, for
 NextStep-1 github.com/stepfun-ai/NextStep-1 (6e49bae), for SimpleAR and Liquid the classes of
 transformers with 215672 and 264192 tokens, for Tar those of csuhan/Tar (47da8e1), with names of
-transformers 4, and Qwen2 with 217206 tokens; the width 1536 of its codes is assumed. Janus-Pro and
-GLM-Image are compared with the installed transformers.
+transformers 4, and Qwen2 with 217206 tokens; the width 1536 of its codes is assumed; and for
+MammothModa2 those of bytedance/mammothmoda without the networks of pixels (768cd4e, ba41c0b), where
+20 layers of Dev with a second network are assumed. Janus-Pro and GLM-Image are compared with the
+installed transformers.
 """
 
 import dataclasses
@@ -46,6 +48,7 @@ MANIFESTS = {
        for name in ('simplear_0_5b', 'simplear_1_5b', 'liquid_7b', 'tar_1_5b', 'tar_7b')},
     **{name: ('ar_dtok', name, {'image_size': int(name.removeprefix('ar_dtok_'))})
        for name in rules.get('ar_dtok').presets}, 'ta_tok': ('ta_tok', 'ta_tok', {'normalized': 1}),
+    **{name: ('mammothmoda2', name, {}) for name in rules.get('mammothmoda2').presets},
     't5_flan_xl': ('t5', 'flan_t5_xl', {}), 'emu3_5': ('emu3_5', 'emu3_5_34b', {}),
     'emu3_5_vq': ('emu3_5_vq', 'ibq_131072', {}), 'emu3_vq': ('emu3_vq', 'vision_tokenizer', {}),
     'movqgan': ('movqgan', 'movqgan_270m', {}), 'chameleon_vqgan': ('chameleon_vqgan', 'vqgan', {}),
@@ -68,7 +71,8 @@ def test_every_published_model_has_a_manifest():
 
 
 @pytest.mark.verifies('shapes', 'llamagen', 'mar', 'nextstep', 'lumina_mgpt', 'lumina_mgpt_2',
-                      'anole', 'emu3', 'emu3_5', 'simplear', 'liquid', 'tar', 'ar_dtok', 'ta_tok')
+                      'anole', 'emu3', 'emu3_5', 'simplear', 'liquid', 'tar', 'ar_dtok', 'ta_tok',
+                      'mammothmoda2')
 @pytest.mark.parametrize('manifest', representative(
     MANIFESTS, *(name for name in MANIFESTS if name.startswith('eagle'))))
 def test_published_tensors_are_exactly_those_of_the_model(manifest):
@@ -182,7 +186,8 @@ TINY = {
     'liquid': ('liquid', sizes.LIQUID),
     # Its program has one small grid.
     'glm_image': ('glm_image', dataclasses.replace(sizes.GLM_IMAGE, small_side=16)),
-    'tar': ('tar', sizes.TAR), 'ar_dtok': ('ar_dtok', sizes.AR_DTOK),
+    'mammothmoda2': ('mammothmoda2', sizes.MAMMOTHMODA2), 'tar': ('tar', sizes.TAR),
+    'ar_dtok': ('ar_dtok', sizes.AR_DTOK),
     'ta_tok': ('ta_tok', sizes.TA_TOK), 't5': ('t5', sizes.T5),
     'cosmos': ('cosmos_dv', sizes.COSMOS), 'emu3_vq': ('emu3_vq', sizes.EMU3_VQ),
     'emu3_5_vq': ('emu3_5_vq', sizes.EMU3_5_VQ), 'movqgan': ('movqgan', sizes.MOVQGAN),
@@ -190,12 +195,13 @@ TINY = {
 # What files do not hold, but settings next to them.
 _SIZES = {'emu3': ('height', 'width'), 'emu3_5': ('height', 'width'), 'liquid': ('height', 'width'),
           'simplear': ('height', 'width'), 'glm_image': ('height', 'width'),
+          'mammothmoda2': ('height', 'width'),
           'llamagen': ('num_heads',)}
 
 
 @pytest.mark.parametrize('case', representative(
     TINY, 'class', 'eagle_anole', 'eagle_lumina_mgpt', 'mar', 'nextstep', 'anole', 'emu3_5',
-    'simplear', 'liquid', 'glm_image', 't5', 'clip'))
+    'simplear', 'liquid', 'glm_image', 'mammothmoda2', 't5', 'clip'))
 def test_there_and_back_is_exact(case, tmp_path):
   """From tensors to parameters to tensors, and from parameters to files to parameters."""
   name, config = TINY[case]
@@ -210,6 +216,8 @@ def test_there_and_back_is_exact(case, tmp_path):
     kept = slice(None)
     if key == 'lm_head.weight':  # The other outputs are no codes.
       kept = slice(config.num_codes) if name == 'glm_image' else _CODES(config)
+    if key == 'llm_model.gen_head.weight':
+      kept = slice(8, 8 + config.num_codes)
     if name == 'liquid':  # Embeddings are multiplied, and one is added to norms.
       np.testing.assert_allclose(back[key], tensor, rtol=1e-6, atol=1e-6, err_msg=key)
     else:

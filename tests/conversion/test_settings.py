@@ -43,6 +43,8 @@ FILES = {
     'simplear': ('simplear', published.SIMPLEAR, 'simplear_0_5b'),
     'liquid': ('liquid', published.LIQUID, 'liquid_7b'), 'tar': ('tar', published.TAR, 'tar_1_5b'),
     'glm': ('glm_image', published.GLM_IMAGE, 'glm_image_9b'),
+    'mammoth': ('mammothmoda2', published.MAMMOTHMODA2, 'mammothmoda2_preview'),
+    'mammoth dev': ('mammothmoda2', published.MAMMOTHMODA2_DEV, 'mammothmoda2_dev'),
     'janus 1b': ('janus_pro', published.JANUS_PRO_1B, 'janus_pro_1b'),
     'janus 7b': ('janus_pro', published.JANUS_PRO_7B, 'janus_pro_7b'),
     'janus-hf': ('janus_pro', published.JANUS_PRO_HF, 'janus_pro_1b'),

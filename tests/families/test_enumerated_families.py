@@ -1,6 +1,7 @@
 """Decoders of tiny models of families against the enumerated distribution of whole images.
 
-Of GLM-Image an image is 2 + 2 free tokens and the end; of Janus-Pro, with guidance, 3 codes of 4.
+Of GLM-Image an image is 2 + 2 free tokens and the end; of Janus-Pro, with guidance, 3 codes of 4;
+of MammothModa2, with guidance too, 4 codes and the end of their row.
 """
 
 import dataclasses
@@ -13,7 +14,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.files import store
-from cspd_jax.models import eagle, glm_image, janus
+from cspd_jax.models import eagle, early_fusion, glm_image, janus
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.testing import exactness
 from tests.builders import sizes
@@ -43,6 +44,12 @@ CASES = {
                 'mc_sjd(window=3, initialization=repeat-small)',
                 'mc_sjd(window=3, initialization=resample-small)',
                 'eagle(tree=chain(2))+rejection', 'corrected(corrector=layers, window=3)')),
+    'mammothmoda2': Case(
+        'mammothmoda2', 'mammothmoda2', early_fusion, dataclasses.replace(
+            sizes.MAMMOTHMODA2, height=1, width=4, num_codes=4, text_size=8, row_end=8,
+            first_code=11, vocab_size=16, image_layers=(1, 2)),
+        [[[1, 5, 9, 3, 10], [0, 0, 9, 3, 10]], [[7, 4, 9, 2, 10], [0, 0, 9, 2, 10]]], 4, (4,), 2.0,
+        ('mc_sjd(window=3)', 'corrected(corrector=layers, window=3)')),
     'janus_pro': Case(
         'janus_pro', 'janus', janus, dataclasses.replace(
             sizes.JANUS, height=1, width=3, num_codes=4, text_size=9),
@@ -68,7 +75,8 @@ def _model(case):
 @pytest.mark.slow
 @pytest.mark.parametrize('name, decoder', representative(
     [(name, decoder) for name, case in CASES.items() for decoder in case.decoders],
-    ('glm_image', 'mc_sjd(window=3)'), ('janus_pro', 'mc_sjd(window=2)')))
+    ('glm_image', 'mc_sjd(window=3)'), ('mammothmoda2', 'mc_sjd(window=3)'),
+    ('janus_pro', 'mc_sjd(window=2)')))
 def test_decoders_draw_from_the_model(name, decoder):
   case, model = CASES[name], _model(CASES[name])
   ids, scale = np.array(case.prompts), case.guidance_scale

@@ -60,13 +60,19 @@ def _of_tar(report, printed, files):
   assert report['guarantee'] == 'seed-exact'
 
 
-PARTICULAR = {'glm_image': _of_glm_image, 'tar': _of_tar}
+def _of_mammothmoda2(report, printed, files):
+  assert 'Pixels: the program of bytedance/mammothmoda draws them from image_ids' in printed
+  assert safetensors.numpy.load_file(files[0])['image_ids'].shape == (1, 4 * 11)
+
+
+PARTICULAR = {
+    'glm_image': _of_glm_image, 'mammothmoda2': _of_mammothmoda2, 'tar': _of_tar}
 
 
 @pytest.mark.slow
 @pytest.mark.verifies('folder to pictures', 'lumina_mgpt', 'lumina_mgpt_2', 'anole', 'emu3',
                       'emu3_5', 'llamagen', 'janus_pro', 'simplear', 'liquid', 'nextstep', 'mar',
-                      'tar', 'ar_dtok', 'ta_tok')
+                      'tar', 'ar_dtok', 'ta_tok', 'mammothmoda2')
 @pytest.mark.parametrize('name', FAMILIES)
 def test_files_become_pictures_by_two_commands(name, tmp_path, capsys):
   family = FAMILIES[name]
@@ -197,7 +203,8 @@ GRIDS = {
     'lumina_mgpt': ((2, 8), [8804 + 1, 8804 + 4]),
     'lumina_mgpt_2': ((12, 4), [151665, 151703, 151701]), 'anole': ((2, 5), None),
     'emu3': ((4, 2), None), 'emu3_5': ((4, 2), None), 'simplear': ((2, 5), None),
-    'liquid': ((2, 5), None), 'glm_image': ((4, 3), None), 'nextstep': ((2, 2), None)}
+    'liquid': ((2, 5), None), 'glm_image': ((4, 3), None),
+    'mammothmoda2': ((2, 12), None), 'nextstep': ((2, 2), None)}
 
 
 @pytest.mark.slow
@@ -211,8 +218,9 @@ def test_images_of_another_grid(name):
     sides = np.array(pixels) // own.grid
     assert made.images.shape == (1, *(sides * grid), 3)
   else:
-    assert {part: x.shape[1:] for part, x in made.handed.items() if 'tokens' in part} == {
-        'small_tokens': (2, 1), 'large_tokens': grid}
+    assert {part: x.shape[1:] for part, x in made.handed.items() if 'prior' not in part} == (
+        {'image_ids': (2 * 13,)} if name == 'mammothmoda2' else
+        {'small_tokens': (2, 1), 'large_tokens': grid})
   prompt, before = (np.asarray(one.condition(['a cat']).tokens) for one in (model, own))
   has_size = name not in ('anole', 'simplear', 'liquid')
   assert has_size == (prompt.shape != before.shape or (prompt != before).any())

@@ -26,6 +26,13 @@ and weight seeds below. Inputs come from `default_rng(weight seed + 1)` but wher
   of the codes, the prefill first and then one step of its cache per token, for the tokens
   `default_rng(83).integers(0, 40, (2, 61))`. `greedy` `[2, 60]` are the tokens that its own
   `generate` writes without sampling, with `suppress_tokens` for the outputs that are no codes.
+- `mammothmoda2.npz`: from the networks of bytedance/mammothmoda under transformers: `preview` from
+  `Mammothmoda2Qwen2_5_VLForConditionalGeneration` (branch qwen25vl, commit 768cd4e, 4.53.2), with
+  `mrope_section` [2, 3, 3] and `moe_type` ffn-1:3, `dev` from `Mammothmoda2Qwen3VLFor
+  ConditionalGeneration` (branch main, commit ba41c0b, 4.57.1), with [4, 4, 4] and ffn. As in
+  `generate_t2i` both streams have the same ids, those of `mammoth_inputs`, padded on the left; the
+  second one sees the last ten alone; and every step runs one token on the cache. `[2, 2, 72, 40]`
+  hold the logits of the codes. One call for the whole sequence agreed to 3e-6.
 - `llamagen.npz`: from the official transformer of LlamaGen. Class model: tokens `integers(0, 48,
   (2, 100))`, labels 3 and 7; `c2i` `[2, 2, 100, 48]` holds the logits of the full forward with the
   labels, then with the null class. Text model: tokens `integers(0, 48, (3, 64))`, then captions
@@ -56,7 +63,7 @@ import numpy as np
 import pytest
 
 from checkpoints_conversion import convert, rules
-from cspd_jax.models import early_fusion, glm_image, janus, llamagen, tar
+from cspd_jax.models import early_fusion, glm_image, janus, llamagen, mammothmoda2, tar
 from cspd_jax.models.conditions import Prompt
 from tests.builders import folders, published
 
@@ -175,6 +182,41 @@ def _glm_image():
       dataclasses.replace(GLM_IMAGE, height=3, width=3, small_side=2), width=10)
 
 
+_mammoth = dict(
+    height=8, width=8, dim=64, num_layers=3, num_heads=4, num_kv_heads=2, ffn_dim=96, vocab_size=96,
+    text_size=40, num_codes=40, row_end=40, first_code=48)
+# Networks of images in the last two layers, and in all.
+MAMMOTHMODA2 = {
+    'preview': (mammothmoda2.MammothConfig(image_layers=(1, 3), **_mammoth), 101),
+    'dev': (mammothmoda2.MammothConfig(
+        image_layers=(0, 256), attention_dim=96, qkv_bias=False, qk_rms_norm=True, rope_base=5e6,
+        **_mammoth), 103)}
+
+
+def mammoth_inputs(name):
+  """Published ids of prompts `[B, C]`, what is seen of them, and codes."""
+  rng = np.random.default_rng(MAMMOTHMODA2[name][1] + 1)
+  ids, codes = rng.integers(0, 40, (2, 20)), rng.integers(0, 40, (2, 64))
+  ids[:, [-7, -1]] = 46, 45  # The start of an image and its token, around the digits of the sides.
+  return ids, np.arange(20) >= np.array([[0], [6]]), codes
+
+
+def mammoth_condition(name):
+  """The prompts, and as the null condition their last ten tokens."""
+  ids, visible, _ = mammoth_inputs(name)
+  null = visible & (np.arange(20) >= 10)
+  return early_fusion.renumbered(MAMMOTHMODA2[name][0], Prompt(
+      np.stack([ids] * 2, axis=1), np.stack([visible, null], axis=1)))
+
+
+def _mammothmoda2(name):
+  config, seed = MAMMOTHMODA2[name]
+  return Case(
+      early_fusion, config, published.params('mammothmoda2', config, seed), mammoth_condition(name),
+      early_fusion.with_grammar(config, jnp.asarray(mammoth_inputs(name)[2])),
+      published.recorded('mammothmoda2')[name], dataclasses.replace(config, height=3, width=3))
+
+
 BRIDGE = tar.BridgeConfig(num_codes=50, code_dim=12, normalized=True, dim=24, num_layers=2)
 TAR = tar.TarConfig(
     height=4, width=4, dim=32, num_layers=3, num_heads=4, ffn_dim=48, vocab_size=40,
@@ -273,6 +315,7 @@ def _janus(is_deepseek):
 
 _MAKE = {
     **{name: functools.partial(_early_fusion, name) for name in EARLY_FUSION},
+    **{f'mammothmoda2 {name}': functools.partial(_mammothmoda2, name) for name in MAMMOTHMODA2},
     'tar': _tar_prior, 'glm_image': _glm_image, 'ar_dtok': _tar, 'classes': _classes,
     'captions': _captions, 'words': _words, 'janus': functools.partial(_janus, False),
     'janus of DeepSeek': functools.partial(_janus, True)}

@@ -25,7 +25,8 @@ def _length(condition):
 
 
 @pytest.mark.verifies('parity', 'lumina_mgpt', 'anole', 'emu3', 'emu3_5', 'lumina_mgpt_2',
-                      'simplear', 'liquid', 'tar', 'ar_dtok', 'glm_image', 'llamagen', 'janus_pro')
+                      'simplear', 'liquid', 'tar', 'ar_dtok', 'glm_image', 'llamagen', 'janus_pro',
+                      'mammothmoda2')
 @pytest.mark.parametrize('name', cases.NAMES)
 def test_logits_of_images_agree(name):
   case = cases.case(name)
@@ -44,8 +45,8 @@ def test_logits_of_images_agree(name):
 
 
 @pytest.mark.parametrize('name', representative(
-    cases.NAMES, 'emu3_5', 'glm_image', 'ar_dtok', 'classes', 'captions', 'words', 'janus',
-    'janus of DeepSeek'))
+    cases.NAMES, 'emu3_5', 'mammothmoda2 preview', 'glm_image', 'ar_dtok', 'classes', 'captions',
+    'words', 'janus', 'janus of DeepSeek'))
 def test_windows_on_the_cache_agree(name):
   """After prompts that are padded further, whose slots are seen by none; the last window overlaps.
   """
