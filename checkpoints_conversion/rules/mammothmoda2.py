@@ -181,7 +181,7 @@ def _form(contents: settings.Contents) -> dict[str, str]:
 
 TEXT = text.of_form(FORMS[0], 'mammothmoda2')._replace(
     settings=_form, written=family.Written(lines=lambda config: [
-        'the file also has the lines of mammothu_vision_tokens.txt, so cspd-convert alone reads it']),
+        'the file ends with mammothu_vision_tokens.txt, so that cspd-convert alone reads it']),
     infer=lambda shapes, options: text.infer(
         options.get('form', FORMS[0]), shapes, {}),
     assumed=lambda config, specified: [] if 'form' in specified else [

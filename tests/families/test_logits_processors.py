@@ -21,6 +21,11 @@ Lumina-mGPT 2.0 (scale 4, 40 image tokens; a scale of 2 left the same; scale 1 i
 DifferentialTopKProcessor` of baaivision/Emu3.5 (commit 8fcf1da) with scale 5 and the 40 most
 probable image tokens over `Emu3ForCausalLM`, seed 76.
 
+`tests/data/mammothmoda2.npz` has it from `generate_t2i` of MammothModa2's branch qwen25vl (commit
+768cd4e, transformers 4.53.2) with scale 7, temperature 0.9 and the 40 most probable codes, seed
+107, where drawn tokens were replaced by given ones; its scope of tokens, which passes the end of
+the vocabulary, was cut to the codes. `prompt` are the ids of the whole text by its own tokenizer.
+
 The prompt is 'a cat'. Codes are `default_rng(seed + 1).integers(0, num_codes)` where the grammar
 forces nothing. Arrays hold probabilities at every position in descending order, and the published
 ids that they belong to, -1 where there are no more.
@@ -60,6 +65,9 @@ CASES = {
         sizes.LUMINA_MGPT_2, texts.lumina_mgpt_2, 83, SamplingParams(
             guidance_scale=1.0, top_k=40), (
                 'lumina_mgpt_2', 'probabilities_unguided', 'ids_unguided')),
+    'mammothmoda2': (sizes.MAMMOTHMODA2, texts.mammothmoda2, 107, SamplingParams(
+        guidance_scale=7.0, temperature=0.9, top_k=40), (
+            'mammothmoda2', 'probabilities', 'probabilities_ids')),
 }
 
 
@@ -70,6 +78,11 @@ def _contexts(name, text, config):
   if name == 'lumina_mgpt_2':  # That of the settings of the published tokenizer.
     return templates.lumina_mgpt_2(
         text, 'a cat', config.height, config.width, first_token='<|im_end|>')
+  if name == 'mammothmoda2':
+    request, null = templates.mammothmoda2(
+        text, 'a cat', config.height, config.width, sides='{width}*{height}')
+    np.testing.assert_array_equal(request, published.recorded(name)['prompt'])
+    return request, null
   return early_fusion_family.FAMILY.prompt_writers[name](text, 'a cat', config.height, config.width)
 
 
