@@ -174,16 +174,15 @@ def _form(contents: settings.Contents) -> dict[str, str]:
   """Reads from the chat template which side of a grid prompts state first, if it says so."""
   templates = (contents[name].get('chat_template') for name in (
       'chat_template.jinja', 'chat_template.json', 'tokenizer_config.json') if name in contents)
-  template = next((str(one) for one in templates if one), '')
-  sides = re.findall(r'\bar_(width|height)\b', template.rpartition('<|image start|>')[2])
-  return {'form': FORMS[1 + (sides[0] == 'height')]} if sides else {}
+  _, start, rest = next((str(one) for one in templates if one), '').rpartition('<|image start|>')
+  side = re.search(r'\bar_(width|height)\b', rest)
+  return {'form': FORMS[1 + (side[1] == 'height')]} if start and side else {}
 
 
 TEXT = text.of_form(FORMS[0], 'mammothmoda2')._replace(
     settings=_form, written=family.Written(lines=lambda config: [
         'the file ends with mammothu_vision_tokens.txt, so that cspd-convert alone reads it']),
-    infer=lambda shapes, options: text.infer(
-        options.get('form', FORMS[0]), shapes, {}),
+    infer=lambda shapes, options: text.infer(options.get('form', FORMS[0]), shapes, {}),
     assumed=lambda config, specified: [] if 'form' in specified else [
         'assumed square grids, because no chat template beside the file states with ar_width and '
         'ar_height, behind <|image start|>, which side of a grid is first'])

@@ -33,13 +33,10 @@ def build(parts: Parts) -> Model:
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),
       range(config.text_size, config.vocab_size), FORMS[:1])
   model = decoder_only.build(parts, FAMILY, early_fusion.logits_and_features, conditions, None)
+  # The published ids of images `[B, T]`, which follow those of the prompt.
   return dataclasses.replace(model, handover=Handover(
-      functools.partial(_arrays, config), mammothmoda2.CODE_PIXELS, _ADVICE))
-
-
-def _arrays(config: mammothmoda2.MammothConfig, tokens: np.ndarray) -> dict[str, np.ndarray]:
-  """Returns the tokens of images `[B, T]` by published ids, which follow those of the prompt."""
-  return {'image_ids': early_fusion.order(config)[tokens].astype(np.int64)}
+      lambda tokens: {'image_ids': early_fusion.order(config)[tokens].astype(np.int64)},
+      mammothmoda2.CODE_PIXELS, _ADVICE))
 
 
 # Formats of the tokenizer file, by what is known of the sides of a grid in prompts.

@@ -252,25 +252,18 @@ def _for_prompts(file: bytes, names: Set[str]) -> bytes:
 class Ranks:
   """A tokenizer file of `tiktoken` with the tokens of Qwen, as a `Text`.
 
-  The file has one token and its rank per line, and names of further tokens behind them, if there
-  are any. Raises ValueError for a file of another format, naming the one that is needed.
-
-  Args:
-    file: the bytes of the file.
-    name: the usual name of the file.
-    ids: `names of further tokens -> ` ids of special tokens by name; ValueError if one is missing.
+  The file has one token and its rank per line; its usual `name` is for messages, and `ids` are
+  those of special tokens by name. Raises ValueError for a file of another format.
   """
 
   # The pattern with which Qwen splits a text before tokenization.
   _PATTERN = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
               r' ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+')
 
-  def __init__(self, file: bytes, name: str, ids: Callable[[list[str]], Mapping[str, int]]):
-    self._name = name
+  def __init__(self, file: bytes, name: str, ids: Mapping[str, int]):
+    self._name, self.ids = name, ids
     with _read_errors(name):
-      # No token in base64 begins like a name.
-      ranks, start, names = file.partition(b'<|')
-      lines = [line.split() for line in ranks.splitlines() if line]
+      lines = [line.split() for line in file.splitlines() if line]
       self._ranks = {base64.b64decode(token, validate=True): int(rank) for token, rank in lines}
       if missing := [byte for byte in range(256) if bytes([byte]) not in self._ranks]:
         raise ValueError(f'byte {missing[0]} has no token')
@@ -278,8 +271,6 @@ class Ranks:
         raise ValueError('a token or a rank occurs twice, or is missing')
       if len(lines) != _FIRST_SPECIAL:
         raise ValueError(f'it has {len(lines)} tokens of text, and the model {_FIRST_SPECIAL}')
-      self.ids = ids([line.strip() for line in (start + names).decode().splitlines()
-                      if line.strip()])
 
   def encode(self, text: str) -> list[int]:
     """Returns the ids of a text."""
@@ -302,22 +293,23 @@ def emu3_ranks(file: bytes) -> Ranks:
   special = ['<|endoftext|>', '<|im_start|>', '<|im_end|>',
              *(f'<|extra_{number}|>' for number in range(205)),
              '<|image token|>', '<|image start|>', '<|image end|>']
-  return Ranks(file, _EMU3_FILE, lambda names: {
+  return Ranks(file, _EMU3_FILE, {
       name: _FIRST_SPECIAL + index for index, name in enumerate(special)})
 
 
 def mammoth_ranks(file: bytes) -> Ranks:
   """Reads MammothModa2's file, and behind it the one with the names of its tokens of images."""
-  def ids(names: list[str]) -> dict[str, int]:
-    if not names:
+  ranks, start, names = file.partition(b'<|')  # No token in base64 begins like a name.
+  with _read_errors(_MAMMOTH_FILE):
+    if not start:
       raise ValueError('it lacks the names of mammothu_vision_tokens.txt, which is read from the '
                        'same folder')
-    own = ['<|endofline|>', '<|endoffile|>', '<|gen_placeholder|>', '<|useless token|>',
-           '<|beginoftext|>', *names]
-    return {'<|im_start|>': _FIRST_SPECIAL + 1, '<|im_end|>': _FIRST_SPECIAL + 2} | {
-        name: _FIRST_OF_IMAGES + index for index, name in enumerate(own)}
-
-  return Ranks(file, _MAMMOTH_FILE, ids)
+    lines = [line.strip() for line in (start + names).decode().splitlines()]
+  own = ['<|endofline|>', '<|endoffile|>', '<|gen_placeholder|>', '<|useless token|>',
+         '<|beginoftext|>', *filter(None, lines)]
+  return Ranks(ranks, _MAMMOTH_FILE, {
+      '<|im_start|>': _FIRST_SPECIAL + 1, '<|im_end|>': _FIRST_SPECIAL + 2,
+      **{name: _FIRST_OF_IMAGES + index for index, name in enumerate(own)}})
 
 
 # The usual names of the files of ranks, by their readers.

@@ -8,14 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import cspd_jax
 from checkpoints_conversion import convert, rules
 from cspd_jax import families
 from cspd_jax.decoding.tree import chain
 from cspd_jax.files import store, weights
 from cspd_jax.models import early_fusion
-from cspd_jax.text import templates
-from tests.builders import folders, published, sizes, texts, writers
+from tests.builders import folders, sizes, texts, writers
 from tests.conversion import published_settings
 from tests.models import cases
 
@@ -140,7 +138,7 @@ def test_what_is_left_out_is_named(tmp_path):
 @pytest.mark.parametrize('template, form', [
     ('<|image start|>{{ ar_height }}*{{ ar_width }}<|image token|>', 'mammothmoda2_rows_first'),
     ('{{ ar_height }}<|image start|>{{ ar_width }}*{{ ar_height }}', 'mammothmoda2_columns_first'),
-    ('{{ messages }}', 'mammothmoda2')])
+    ('{{ start }}{{ ar_width }}*{{ ar_height }}', 'mammothmoda2')])
 def test_the_chat_template_says_which_side_is_first(template, form, tmp_path):
   folder = writers.mammothmoda2(tmp_path)
   (folder / 'chat_template.json').unlink()
@@ -148,26 +146,3 @@ def test_the_chat_template_says_which_side_is_first(template, form, tmp_path):
   opened = convert.open_source('mammothmoda2_text', folder / 'mammothu.tiktoken')
   assert opened.network.config.form == form
   assert bool(opened.assumptions) == (form == 'mammothmoda2')
-
-
-def test_tables_of_the_published_order():
-  """Text, then images: in this library codes and the end of rows come first."""
-  tensors = published.tensors('mammothmoda2', CONFIG, 3)
-  table = convert.convert(rules.get('mammothmoda2'), CONFIG, tensors)['transformer'][
-      'token_embedding']
-  language = 'llm_model.model.language_model.'
-  np.testing.assert_array_equal(table[5], tensors[f'{language}gen_embed_tokens.weight'][8 + 5])
-  first = CONFIG.num_codes + 1
-  np.testing.assert_array_equal(table[first + 7], tensors[f'{language}embed_tokens.weight'][7])
-
-
-def test_grids_that_are_not_square_need_a_template(tmp_path):
-  folder = folders.copied('mammothmoda2', tmp_path)
-  model = cspd_jax.load(folder, grid=(10, 4))
-  prompt = np.asarray(model.condition(['a cat']).tokens)
-  request, null = templates.mammothmoda2(
-      texts.vocabulary(texts.mammothmoda2(), 'mammothmoda2'), 'a cat', 10, 4,
-      sides='{width}*{height}')
-  order = early_fusion.order(model.config)
-  assert order[prompt[0, 0, -len(request):]].tolist() == request
-  assert order[prompt[0, 1, -10:]].tolist() == null
