@@ -40,6 +40,7 @@ FILES: dict[str, tuple[str, tuple[str, ...], str]] = {
     'simplear': ('simplear', ('cosmos_dv',), '-'),
     'liquid': ('liquid', ('chameleon_vqgan',), '-'),
     'glm_image': ('glm_image', (), '-'),
+    'mammothmoda2': ('mammothmoda2', (), '-'),
     'tar': ('ar_dtok', ('tar_vq',), '-'),
     'mar': ('mar', ('kl_vae',), '-'),
     'nextstep': ('nextstep', ('nextstep_vae',), '-'),
@@ -87,9 +88,15 @@ def sizes(page: str) -> dict[str, Size]:
 
 
 def _size(kind: str, config: Any, side: int) -> Size:
-  # Every layer adds the same; few layers are soon traced.
-  one, two = (dataclasses.replace(config, num_layers=count) for count in (1, 2))
-  layers = lambda of: of(one) + (config.num_layers - 1) * (of(two) - of(one))
+  # Every layer adds the same, and the same more if it has a second network for images; few layers
+  # are soon traced.
+  first, stop = getattr(config, 'image_layers', (0, 0))
+  seconds = min(stop, config.num_layers) - first
+  images = {'image_layers': (0, 0)} if seconds else {}
+  one, two = (dataclasses.replace(config, num_layers=count, **images) for count in (1, 2))
+  both = dataclasses.replace(one, image_layers=(0, 1)) if seconds else one
+  layers = lambda of: of(one) + (config.num_layers - 1) * (of(two) - of(one)) + (
+      seconds * (of(both) - of(one)))
   model = described(kind, one)
   has_matrices, has_cache = store.KINDS[kind].matrices, memory.has_cache(model)
   rows, columns = model.grid

@@ -6,12 +6,11 @@ import functools
 import numpy as np
 
 from cspd_jax.families import decoder_only, prompt_kinds
-from cspd_jax.families.decoder_only import EAGLE, LOCAL, MEDUSA, NEIGHBOURS
 from cspd_jax.families.family import Family, Parts, Published
 from cspd_jax.files.store import Kind
 from cspd_jax.generation.model import Model
 from cspd_jax.generation.parts import Handover
-from cspd_jax.models import eagle, early_fusion, mammothmoda2, transformer
+from cspd_jax.models import eagle, early_fusion, mammothmoda2
 from cspd_jax.text import bpe, templates
 
 _ADVICE = ('the program of bytedance/mammothmoda draws them from image_ids, as '
@@ -28,12 +27,12 @@ def build(parts: Parts) -> Model:
   if text is not None:
     templates.check_codes(text, '<|visual token {:06d}|>', 'mammothu.tiktoken', config.first_code,
                           config.num_codes)
-  conditions = prompt_kinds.tokens(
+  prompt_kind = prompt_kinds.tokens(
       (config.height, config.width), text, parts.writer(FAMILY.prompt_writers),
       functools.partial(early_fusion.renumbered, config), target.metadata.get('prompts', ()),
       range(config.text_size, config.vocab_size), FORMS[:1])
-  model = decoder_only.build(parts, FAMILY, early_fusion.logits_and_features, conditions, None)
-  # The published ids of images `[B, T]`, which follow those of the prompt.
+  model = decoder_only.build(parts, FAMILY, early_fusion.logits_and_features, prompt_kind, None)
+  # The published ids of images `[B, T]`, which follow the ids of the prompt.
   return dataclasses.replace(model, handover=Handover(
       lambda tokens: {'image_ids': early_fusion.order(config)[tokens].astype(np.int64)},
       mammothmoda2.CODE_PIXELS, _ADVICE))
@@ -42,14 +41,11 @@ def build(parts: Parts) -> Model:
 # Formats of the tokenizer file, by what is known of the sides of a grid in prompts.
 FORMS = 'mammothmoda2', 'mammothmoda2_columns_first', 'mammothmoda2_rows_first'
 _SIDES = None, '{width}*{height}', '{height}*{width}'
-_TRANSFORMER = {'mammothmoda2': Kind(
-    mammothmoda2.MammothConfig, early_fusion.init, transformer.SPLIT, transformer.MATRICES,
-    transformer.ORDERS, transformer.PRODUCTS)}
+_TRANSFORMER = {'mammothmoda2': decoder_only.kind(mammothmoda2.MammothConfig, early_fusion.init)}
 FAMILY = Family(
     name='mammothmoda2',
     roles={'target': _TRANSFORMER, 'text': {'text': Kind(bpe.TextConfig, bpe.init)},
-           'draft': _TRANSFORMER, 'eagle': EAGLE, 'medusa': MEDUSA, 'neighbours': NEIGHBOURS,
-           'local': LOCAL, 'corrector': EAGLE},
+           'draft': _TRANSFORMER, **decoder_only.DRAFTS},
     build=build, resize=decoder_only.resize,
     published=Published(mammothmoda2.PRESETS,
                         lambda config: decoder_only.with_medusa(config, 'mammothmoda2'),

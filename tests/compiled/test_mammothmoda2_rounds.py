@@ -6,7 +6,7 @@ import pytest
 
 from cspd_jax import families
 from cspd_jax.models import mammothmoda2
-from docs import sizes
+from docs import zoo
 from experiments.costs import predicted
 from tests.compiled import compilers
 
@@ -19,7 +19,7 @@ def test_a_round_reads_one_of_the_two_networks(decoder):
   preview = mammothmoda2.PRESETS['mammothmoda2_preview']
   condition = families.FAMILIES['mammothmoda2'].published.condition(preview, 1)
   one, two = (predicted.decode(
-      sizes.described('mammothmoda2', dataclasses.replace(
+      zoo.described('mammothmoda2', dataclasses.replace(
           preview, num_layers=2, image_layers=layers)),
       decoder, 1, True, condition, accelerator, device) for layers in ((0, 0), (0, 2)))
   assert two.weights == one.weights and two.total_kernels == one.total_kernels
