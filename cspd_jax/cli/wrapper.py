@@ -232,7 +232,7 @@ def _running(main: Callable, words: Sequence[str]) -> Iterator[None]:
   """Sets what `line` returns."""
   module = inspect.getmodule(main)
   # That of a program which `python -m` runs is `__main__`.
-  name = getattr(getattr(module, '__spec__', None), 'name', main.__module__)
+  name = str(getattr(getattr(module, '__spec__', None), 'name', main.__module__))
   shown = [name.replace('cspd_jax.commands.', 'cspd-') if name.startswith('cspd_jax.commands.')
            else f'python -m {name}']
   rest = iter(words)
