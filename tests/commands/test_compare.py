@@ -49,7 +49,8 @@ def test_writes_report_and_pictures(run, monkeypatch):
   report, rows = _report(result)
   assert notes == {name: f'{row["rounds"]:.1f} passes' for name, row in rows.items()}
   names = ['vanilla', 'seed_exact']
-  files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json'}
+  files = {f'images_{name}.png' for name in names} | {'acceptance.png', 'speed.png', 'report.json',
+           'report.md'}
   assert {file.name for file in result.folder.iterdir()} == files
   for file in files - {'report.json'}:
     assert (result.folder / file).read_bytes().startswith(b'\x89PNG')
