@@ -1,4 +1,6 @@
-"""Makes pages of the notebooks and of the README.
+"""Executes the notebooks, and makes pages of them and of the README.
+
+    python -m docs.notebooks    # stores their outputs; needs nbclient and ipykernel
 
 `mkdocs.yml` names this file under `hooks`. Links of pages to notebooks and to the README become
 links to these pages, and links of the README and of notebooks to pages lead to the built ones.
@@ -6,6 +8,7 @@ links to these pages, and links of the README and of notebooks to pages lead to 
 
 import html
 import json
+import os
 import pathlib
 import re
 from typing import Any
@@ -60,3 +63,22 @@ def on_page_markdown(markdown: str, page: Any, **unused: Any) -> str:
   up = '../' * (len(pathlib.PurePosixPath(page.file.src_uri).parts) - 1)
   markdown = re.sub(r'\]\((?:\.\./)+README\.md', f']({up}index.md', markdown)
   return _LINK.sub(rf']({up}tasks/\1.md)', markdown)
+
+
+def main() -> None:
+  """Executes every notebook in a fresh kernel, with the package of this clone."""
+  import nbclient  # Only this program needs these packages.
+  import nbformat
+  for path in sorted(FOLDER.glob('*.ipynb')):
+    content = nbformat.read(path, 4)
+    nbclient.NotebookClient(
+        content, timeout=None, kernel_name='python3', record_timing=False, coalesce_streams=True,
+        resources={'metadata': {'path': str(FOLDER)}}).execute(
+            env={**os.environ, 'PYTHONPATH': str(ROOT)})
+    content.metadata.language_info = {'name': 'python'}  # Without the version of this machine.
+    executed = json.dumps(json.loads(nbformat.writes(content)), ensure_ascii=False, indent=1)
+    path.write_text(f'{executed}\n', encoding='utf-8')
+
+
+if __name__ == '__main__':
+  main()

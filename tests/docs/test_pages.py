@@ -22,7 +22,7 @@ SCRIPTS = dict(line.split(' = ') for line in
                PROJECT['options.entry_points']['console_scripts'].strip().split('\n'))
 LANGUAGES = {'python', 'sh', 'text', 'json', 'toml'}
 # Programs that are not part of the package.
-TOOLS = {'pytest', 'ruff', 'jupyter', 'mypy', 'mkdocs', 'git', 'bash', 'curl', 'openssl', 'cd'}
+TOOLS = {'pytest', 'ruff', 'mypy', 'mkdocs', 'git', 'bash', 'curl', 'openssl', 'cd'}
 
 
 @pytest.mark.parametrize('page', pages.PAGES, ids=pages.name)
