@@ -30,11 +30,5 @@ def example() -> dict[str, Any]:
   return dict(model=model.name, prompt=prompt, seed=_SEED, images=images)
 
 
-def main() -> None:
-  """Writes the file."""
-  PATH.write_text(json.dumps(example(), separators=(',', ':')) + '\n', encoding='utf-8')
-  print(f'{PATH}: {PATH.stat().st_size} bytes')
-
-
 if __name__ == '__main__':
-  main()
+  PATH.write_text(json.dumps(example(), separators=(',', ':')) + '\n', encoding='utf-8')
