@@ -33,7 +33,8 @@ ROWS = (
     {'cspd_jax.sharding'},
 )
 # What the package imports from above when a caller asks for it; type checkers see its signature.
-ON_DEMAND = {('cspd_jax', 'checkpoints_conversion.from_torch')}
+ON_DEMAND = {('cspd_jax', 'checkpoints_conversion.from_torch'),
+             ('cspd_jax.verify.other_code', 'checkpoints_conversion.torch_classes')}
 # Neighbours in a row that know nothing of each other.
 STRANGERS = (('cspd_jax.decoding', 'cspd_jax.continuous'),)
 

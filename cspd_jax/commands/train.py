@@ -35,6 +35,7 @@ import cspd_jax
 from cspd_jax import cli, families, metrics, sharding
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import compilations, fields
+from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import atomic, paths, run_folder, store
 from cspd_jax.generation.cascade import Cascade
 from cspd_jax.generation.parts import Kept
@@ -237,8 +238,13 @@ def run(recipe: Recipe, model: cspd_jax.Model, workdir: pathlib.Path, output: pa
         recipe, model, params, figures)
     stored = not passes or max(passes, key=lambda name: passes[name]) == [*passes][-1]
     if stored:
-      store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.bfloat16,
-                 extra={'target': recipe.target})
+      extra: dict[str, Any] = {'target': recipe.target}
+      if rates:  # Which cspd-verify compares with what it measures.
+        extra['acceptance'] = dict(
+            decoder=module.measured_by(recipe, model)[0],
+            sampling={name: getattr(recipe, name) for name in SamplingParams._fields},
+            predicted=[float(row['predicted']) for row in rates])
+      store.save(output, recipe.kind, recipe.drafter, params, dtype=jnp.bfloat16, extra=extra)
       inputs.log_size(output)
     run_folder.Report(workdir, program=_PROGRAM).write(
         settings=dataclasses.asdict(recipe), rows=[{**figures, **passes}], stored=stored,

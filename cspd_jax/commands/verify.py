@@ -4,11 +4,12 @@
   cspd-verify --model=emoji --minutes=3
 
 In this order, the cheap and the decisive first: the files; the image tokenizer, by pictures that
-come with the package; the passes of decoders against the training's; whether the model expects
-these pictures; whether decoders generate the images that they promise, in which distribution; and
-their time. Every check passed, failed, or was not compared, with what would compare it. Writes
-report.md, report.json and sheet.png, images of two decoders to look at. Exits with 1 if a check
-failed.
+come with the package; the passes of decoders against the training's, and against other code, if
+PyTorch is installed and transformers, or with --repo a clone of the official repository, has a
+class; whether the model expects these pictures; whether decoders generate the images that they
+promise, in which distribution; and their time. Every check passed, failed, or was not compared,
+with what would compare it. Writes report.md, report.json and sheet.png, images of two decoders to
+look at. Exits with 1 if a check failed.
 """
 
 import dataclasses
@@ -33,7 +34,7 @@ from cspd_jax.generation.cascade import Cascade
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.plots import grid
-from cspd_jax.verify import decoders, likelihood, network, pictures, stored
+from cspd_jax.verify import decoders, likelihood, network, other_code, pictures, stored
 from cspd_jax.verify.result import Result, skipped
 
 _SHEET, _TEXT = 'sheet.png', 'report.md'
@@ -55,6 +56,10 @@ class Config:
   Attributes:
     loading: the model, and how it is loaded.
     minutes: time of the whole command, about: checks that would begin later are not made.
+    repo: folder of a clone of the model's official repository, for models that transformers has no
+      class for; without it their networks are compared with no other code.
+    published: files or a folder that the class of other code reads; None writes them from the
+      model, which Janus-Pro's cannot be.
     prompt: prompts of the decoders' images, separated as for cspd-generate; may be repeated. None
       uses the model's own.
     output: folder of the results; None uses runs/verify/ and the name of the model.
@@ -62,6 +67,8 @@ class Config:
 
   loading: groups.LoadFlags = groups.LoadFlags()
   minutes: float = 10.0
+  repo: str | None = None
+  published: str | None = None
   prompt: str | tuple[str, ...] | None = None
   output: str | None = None
 
@@ -97,12 +104,23 @@ def stages(model: Any, prompts: list[Any]) -> list[tuple[str, Any]]:
   return [('prior ', model.prior), ('', model.drawing(prompts))]
 
 
-def _check_network(model: Any, prompts: list[Any]) -> Iterator[Result]:
-  if not model.table.seed_exact:
-    return iter([skipped('windows', 'passes over continuous tokens have no window of drafts')])
-  rng = np.random.default_rng(0)
-  tokens = rng.integers(0, model.target(False).vocab_size, (1, model.num_tokens))
-  return network.check(model, model.condition(prompts[:1]), tokens)
+def _check_network(config: Config, model: Any, prompts: list[Any]) -> Iterator[Result]:
+  condition, rng = model.condition(prompts[:1]), np.random.default_rng(0)
+  ours: Any
+  if model.table.seed_exact:
+    tokens = rng.integers(0, model.target(False).vocab_size, (1, model.num_tokens))
+    ours = network.passes(model, condition, tokens)
+    yield from network.check(model, ours)
+  else:
+    tokens = rng.standard_normal(
+        (1, model.num_tokens, model.target(False).token_dim)).astype(np.float32)
+    tokens[:, 1::2] = np.nan  # Hidden ones.
+    ours = network.vectors(model, condition, tokens)
+    yield skipped('windows', 'passes over continuous tokens have no window of drafts')
+  source = config.loading.model
+  yield from other_code.check(
+      model, condition, tokens, ours, source, config.repo, config.published)
+  yield from other_code.check_printed(model, source)
 
 
 def _usual_prompts(config: Config, model: Any) -> list[Any]:
@@ -146,12 +164,14 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
   seen = pictures.of_model(drawing)
   done.run('image tokenizer', lambda: pictures.check(drawing, seen))
   for name, stage in stages(model, prompts):
-    done.run(f'{name}network', functools.partial(_check_network, stage, prompts))
+    done.run(f'{name}network', functools.partial(_check_network, config, stage, prompts))
     if not isinstance(model, Cascade):  # Whose pictures have no codes of a prior.
       done.run('likelihood', functools.partial(likelihood.check, stage, seen))
     texts = decoders.chosen(stage)
     bench = Bench(stage, prompts, batch_size=_IMAGES)
     done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))
+    done.run(f'{name}drafters', functools.partial(decoders.accepted, bench, stored.predictions(
+        config.loading.model, inputs.parts(config.loading.parts), bool(name))))
     if time.monotonic() > done.end:
       continue
     speeds += decoders.speed(bench, texts, _TIMED, max(done.end - time.monotonic(), 1))

@@ -1,6 +1,6 @@
 """Whether decoders generate what they promise on this device, and how fast they are."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from cspd_jax.generation import options
 from cspd_jax.generation.images import fitted
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
-from cspd_jax.metrics import likelihood
+from cspd_jax.metrics import acceptance, base, likelihood
 from cspd_jax.verify.result import Result, judged, skipped
 
 # Windows that are tried, on a CPU and on an accelerator, which drafters of which are seed-exact.
@@ -20,6 +20,8 @@ _SEED_EXACT = ('corrected_seed_exact', 'corrected_seed_exact(corrector=local)',
                'corrected_seed_exact(corrector=neighbours)', 'seed_exact')
 # Standard errors that a mean of an exact decoder may be from zero, and nats that hardly matter.
 _ERRORS, _NATS = 4.0, 0.005
+# What a rate of acceptance may be below the predicted one, of other images.
+_RATE = 0.05
 # Turns in which images are timed at most.
 _REPEATS = 3
 
@@ -94,6 +96,27 @@ def _distribution(text: str, model: Any, sample: Any) -> Result:
       f'the negative log-likelihood of its tokens is {value.mean:+.4f} +- '
       f'{value.standard_error:.4f} nats from the entropy of the model; 0 for an exact decoder',
       nll_excess=value.mean, nll_excess_error=value.standard_error)
+
+
+def accepted(bench: Bench, records: Iterable[Mapping[str, Any]]) -> Iterator[Result]:
+  """Yields whether drafts are accepted as often as the trainings of their networks predicted.
+
+  A record, as `cspd-train` stores it, has a 'decoder' with a chain of drafts, 'sampling' options,
+  and the rates 'predicted' by position of the chain, once a draft is reached.
+  """
+  for record in records:
+    text, predicted = record['decoder'], np.asarray(record['predicted'])
+    decoded = bench.sample(text, bench.model.sampling(**record['sampling'])).decoded
+    counts = np.array([acceptance.by_depth(decoded._replace(round_of_token=row[None]),
+                                           len(predicted)) for row in decoded.round_of_token])
+    rates = [base.ratio(*counts[:, :, depth].T) for depth in range(len(predicted))]
+    measured, errors = (np.array(part) for part in zip(*rates))
+    listed = lambda values: ', '.join(f'{value:.2f}' for value in values)
+    yield judged(
+        f'{text}: acceptance',
+        not np.any(measured < predicted - np.maximum(_ERRORS * errors, _RATE)),
+        f'drafts are accepted at the rates {listed(measured)} by position, where the training '
+        f'predicted {listed(predicted)}', measured=measured.tolist(), predicted=predicted.tolist())
 
 
 def speed(bench: Bench, texts: Sequence[str], count: int, budget: float

@@ -1,7 +1,8 @@
 """The files of a model: whether they are whole, and which published model they are."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -55,3 +56,17 @@ def _sizes(target: store.Loaded) -> Result:
   is_same = published == target.config
   return judged('sizes', is_same, f'the sizes are those of {name}' if is_same else
                 f'{target.config} is not {published}', model=name)
+
+
+def predictions(name_or_folder: str, parts: Mapping[str, Any], of_prior: bool
+                ) -> list[Mapping[str, Any]]:
+  """Returns the acceptance that trainings of a model's drafters predicted, as they recorded it.
+
+  `parts` are folders of networks in place of the model's own, by role; of a cascade, the drafters
+  of the prior or the others are asked for.
+  """
+  path = folder.find(name_or_folder)
+  places = {role: path / part for role, part in model_file.read(path)['parts'].items()}
+  return [record for role, place in (places | dict(parts)).items()
+          if role.startswith('prior_') == of_prior
+          and (record := store.describe(place).metadata.get('acceptance')) is not None]
