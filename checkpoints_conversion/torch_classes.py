@@ -60,19 +60,19 @@ class TorchClass(NamedTuple):
       model: the model.
       source: its name or its folder.
       published: the files or the folder that the class reads; None writes them from the model.
-      dtype: of the network.
+      dtype: of the network of a class of transformers; those of clones compute in float32.
 
     Raises:
       ValueError: if files cannot be written from the model, or have other tensors than the class.
     """
-    module, numbers = importlib.import_module(self.module), getattr(_torch(), dtype)
+    module = importlib.import_module(self.module)
     with _files(family_of(model), source, published) as path:
       if self.build is not None:
-        return self.build(module, path, model).to(numbers).eval()
+        return self.build(module, path, model).eval()
       module.utils.logging.set_verbosity_error()
       module.utils.logging.disable_progress_bar()
       network, info = getattr(module, self.name).from_pretrained(
-          path, dtype=numbers, output_loading_info=True)
+          path, dtype=getattr(_torch(), dtype), output_loading_info=True)
     # Networks that read or draw images are not run.
     if missing := [name for name in info['missing_keys']
                    if not name.startswith(('model.vqmodel.', 'model.visual.'))]:
@@ -187,7 +187,7 @@ def _of_llamagen(network: Any, model: Any, condition: Any, stream: int, tokens: 
   else:
     visible[:count] = np.asarray(condition.mask)[0]
     given = network.cls_embedding.uncond_embedding[None] if stream else torch.tensor(
-        np.asarray(condition.embeddings, np.float32)).to(network.output.weight.dtype)
+        np.asarray(condition.embeddings, np.float32))
   mask = np.tri(len(visible), dtype=bool) & (visible | np.eye(len(visible), dtype=bool))
   logits, _ = network(torch.tensor(tokens)[None], given, torch.arange(len(visible)),
                       mask=torch.tensor(mask)[None, None])
@@ -220,10 +220,9 @@ def _mar(module: Any, path: pathlib.Path, model: Any) -> Any:
 
 def _of_mar(network: Any, model: Any, condition: Any, stream: int, tokens: np.ndarray) -> Any:
   torch = _torch()
-  hidden = np.isnan(tokens).any(axis=1)
   kind = network.fake_latent if stream else network.class_emb(torch.tensor([int(condition[0])]))
-  mask, given = (torch.tensor(part)[None].to(kind.dtype)
-                 for part in (hidden, np.nan_to_num(tokens)))
+  mask, given = (torch.tensor(part)[None].float()
+                 for part in (np.isnan(tokens).any(axis=1), np.nan_to_num(tokens)))
   return network.forward_mae_decoder(network.forward_mae_encoder(given, mask, kind), mask)[0]
 
 
@@ -249,11 +248,14 @@ CLASSES = {
     'liquid': TorchClass('GemmaForCausalLM', _of_early_fusion),
     'janus_pro': TorchClass('JanusForConditionalGeneration', _of_janus),
     'glm_image': TorchClass('GlmImageForConditionalGeneration', _of_glm_image),
-    'llamagen': TorchClass('Transformer', _of_llamagen, _llamagen, 'autoregressive.models.gpt',
-                        'https://github.com/FoundationVision/LlamaGen', 'torch'),
-    'ar_dtok': TorchClass('ARModel', _of_ar_dtok, _ar_dtok, 'tok.ar_dtok.ar_model',
-                       'https://github.com/csuhan/Tar', 'torch torchvision transformers einops'),
-    'mar': TorchClass('MAR', _of_mar, _mar, 'models.mar', 'https://github.com/LTH14/mar',
-                   "torch torchvision 'timm<1' scipy tqdm")}
+    'llamagen': TorchClass(
+        'Transformer', _of_llamagen, _llamagen, 'autoregressive.models.gpt',
+        'https://github.com/FoundationVision/LlamaGen', 'torch'),
+    'ar_dtok': TorchClass(
+        'ARModel', _of_ar_dtok, _ar_dtok, 'tok.ar_dtok.ar_model', 'https://github.com/csuhan/Tar',
+        'torch torchvision transformers einops'),
+    'mar': TorchClass(
+        'MAR', _of_mar, _mar, 'models.mar', 'https://github.com/LTH14/mar',
+        "torch torchvision 'timm<1' scipy tqdm")}
 # The files in which models are written that were not converted from any.
 _USUAL = {'early_fusion': 'anole', 'llamagen': 'llamagen', 'mar': 'mar'}

@@ -52,10 +52,11 @@ def _sizes(target: store.Loaded) -> Result:
   if name is None:
     return skipped('sizes', 'the folder names no published model; pass --model to cspd-convert, '
                    'and it has that model\'s sizes')
-  published = families.describe(name).config
-  is_same = published == target.config
-  return judged('sizes', is_same, f'the sizes are those of {name}' if is_same else
-                f'{target.config} is not {published}', model=name)
+  published = families.describe(name).config  # Which may hold the sizes of other networks, too.
+  others = {field: getattr(published, field) for field, size in vars(target.config).items()
+            if getattr(published, field) != size}
+  return judged('sizes', not others, f'the sizes are those of {name}' if not others else
+                f'{target.config} is not {name}, which has {others}', model=name)
 
 
 def predictions(name_or_folder: str, parts: Mapping[str, Any], of_prior: bool

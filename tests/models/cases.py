@@ -62,7 +62,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from checkpoints_conversion import convert, rules
+from checkpoints_conversion import convert, rules, torch_classes
 from cspd_jax.models import early_fusion, glm_image, janus, llamagen, mammothmoda2, tar
 from cspd_jax.models.conditions import Prompt
 from tests.builders import folders, published
@@ -299,14 +299,9 @@ def _janus(is_deepseek):
   from tests.models import janus_reference as reference
   config, ids = reference.CONFIG, janus_prompts()
   tokens = np.random.default_rng(1).integers(0, config.num_codes, (2, config.num_tokens))
-  model, want = network.model, []
   with torch.no_grad():
-    image = network.prepare_embeddings_for_image_generation(torch.from_numpy(tokens[:, :-1]))
-    for stream in range(2):
-      context = model.language_model.embed_tokens(torch.from_numpy(ids[:, stream]))
-      hidden = model.language_model(
-          inputs_embeds=torch.cat([context, image], dim=1)).last_hidden_state
-      want.append(model.generation_head(hidden[:, context.shape[1] - 1:]).numpy())
+    want = [[torch_classes.after_janus_prompt(network, row[stream], image[:-1]).numpy()[
+        len(row[stream]) - 1:] for row, image in zip(ids, tokens)] for stream in range(2)]
   params = janus_converted('janus_pro', config, reference.tensors(network, is_deepseek))
   condition = janus.renumbered(config, Prompt(ids, np.ones(ids.shape, bool)))
   return Case(

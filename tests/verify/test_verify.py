@@ -10,16 +10,15 @@ import numpy as np
 import pytest
 
 import cspd_jax
+from cspd_jax import families
 from cspd_jax.commands import verify
-from cspd_jax.generation.parts import Kept
+from cspd_jax.files import store
 from cspd_jax.measure.bench import Bench
-from cspd_jax.models import early_fusion
+from cspd_jax.training import drafter
 from cspd_jax.verify import decoders, likelihood, network, pictures, stored
-
-
-@pytest.fixture(scope='module')
-def emoji():
-  return cspd_jax.load('emoji', dtype='float32')
+from tests.builders import folders
+from tests.verify import mistakes
+from tests.verify.conftest import verdicts
 
 
 @pytest.fixture(scope='module')
@@ -27,56 +26,14 @@ def seen(emoji):
   return pictures.of_model(emoji)
 
 
-def verdicts(results):
-  return {result.name: result.verdict for result in results}
-
-
-def wrong_rotation(model):
-  config = dataclasses.replace(model.config, rope_base=1e6)
-  return dataclasses.replace(model, config=config, kept=Kept(), build_target=lambda guided: (
-      early_fusion.target(config, guided=guided)))
-
-
-def swapped_layers(model):
-  layers = dict(model.params['transformer'])
-  layers['layers_2'], layers['layers_3'] = layers['layers_3'], layers['layers_2']
-  return model.with_params({**model.params, 'transformer': layers})
-
-
-def swapped_conditions(model):
-  """Every second scene's prompt is read as the next one's, and the other way round."""
-  captions, encode = pictures.of_model(model).right, model.prompt_kind.encode
-  other = dict(zip(captions, [captions[i ^ 1] for i in range(len(captions))], strict=True))
-  return dataclasses.replace(model, kept=Kept(), prompt_kind=model.prompt_kind._replace(
-      encode=lambda prompts: encode([other[prompt] for prompt in prompts])))
-
-
-def other_tokenizer(model):
-  return cspd_jax.load('emoji', dtype='float32', tokenizer='demo/tokenizer')
-
-
-def swapped_code_table(model):
-  """Its rows, in encoder and decoder alike: other numbers for the same vectors."""
-  tokenizer = model.tokenizer
-  params = dict(tokenizer.params, codebook=jax.tree.map(
-      lambda table: jnp.asarray(table)[::-1], tokenizer.params['codebook']))
-  return dataclasses.replace(model, kept=Kept(), tokenizer=tokenizer._replace(params=params))
-
-
-def swapped_channels(model):
-  decode = model.tokenizer.decode
-  return dataclasses.replace(model, kept=Kept(), tokenizer=model.tokenizer._replace(
-      decode=lambda params, tokens: decode(params, tokens)[..., ::-1]))
-
-
 # The first check that fails for each model.
 WRONG = {
-    'swapped channels': (swapped_channels, 'image tokenizer'),
-    'tokenizer of another checkpoint': (other_tokenizer, 'image tokenizer'),
-    'swapped code table': (swapped_code_table, 'order of tokens'),
-    'wrong rotation': (wrong_rotation, 'likelihood'),
-    'swapped layers': (swapped_layers, 'likelihood'),
-    'swapped conditions': (swapped_conditions, 'prompt')}
+    'swapped channels': (mistakes.swapped_channels, 'image tokenizer'),
+    'tokenizer of another checkpoint': (mistakes.other_tokenizer, 'image tokenizer'),
+    'swapped code table': (mistakes.swapped_code_table, 'order of tokens'),
+    'wrong rotation': (mistakes.wrong_rotation, 'likelihood'),
+    'swapped layers': (mistakes.swapped_layers, 'likelihood'),
+    'swapped conditions': (mistakes.swapped_conditions, 'prompt')}
 
 
 def of_pictures(model, seen):
@@ -98,10 +55,11 @@ def test_wrong_weights_fail(emoji, seen, name):
 
 def test_windows_and_the_pass_of_the_training(emoji):
   tokens = np.random.default_rng(0).integers(0, 1117, (1, emoji.num_tokens))
-  check = lambda model: verdicts(network.check(model, model.condition(['a fox']), tokens))
+  check = lambda model: verdicts(network.check(model, network.passes(
+      model, model.condition(['a fox']), tokens)))
   assert check(emoji) == {'windows': 'passed', "the training's pass": 'passed'}
   # A cached pass that turns positions otherwise than the training's.
-  other = wrong_rotation(emoji)
+  other = mistakes.wrong_rotation(emoji)
   assert check(other) == {'windows': 'passed', "the training's pass": 'failed'}
 
 
@@ -141,6 +99,26 @@ def test_decoders_that_break_their_word(emoji, bench, monkeypatch):
       assert f'{text}: {check}' in failed(text)
 
 
+@pytest.mark.slow
+def test_drafts_are_accepted_as_the_training_predicted(emoji, bench):
+  """But not those of a drafter that reads another layer, whose images are right all the same."""
+  eagle = store.load(families.part_folder('emoji', 'eagle'), dtype='float32')
+  sample = bench.sample('vanilla')
+  batch = jax.tree.map(lambda leaf: jnp.asarray(leaf)[:16], (sample.tokens, sample.condition))
+  figures = jax.jit(lambda params, frozen: drafter.measure(
+      params, frozen, batch, eagle.config, emoji.teacher, emoji.sampling(), 3))(
+          eagle.params, emoji.params)
+  text = 'eagle(tree=chain(3))'
+  record = dict(decoder=text, sampling={}, predicted=[
+      float(figures[f'overlap_{depth}']) for depth in (1, 2, 3)])
+  right, = decoders.accepted(bench, [record])
+  assert right.verdict == 'passed' and right.numbers['measured'][0] > 0.5, right
+  wrong = Bench(mistakes.features_of_another_layer(emoji), bench.prompts, batch_size=32)
+  assert {result.verdict for result in decoders.exact(emoji, wrong, [text])} == {'passed'}
+  result, = decoders.accepted(wrong, [record])
+  assert result.verdict == 'failed' and result.name == f'{text}: acceptance', result
+
+
 def test_files(tmp_path, emoji):
   found = list(stored.check('emoji'))
   assert verdicts(found) == {'files': 'passed', 'sizes': 'not compared'}
@@ -156,6 +134,30 @@ def test_the_command(tmp_path, capsys):
   assert {row['verdict'] for row in report['rows']} == {'passed', 'not compared'}
   assert (tmp_path / 'out' / 'sheet.png').exists() and '0 failed' in out
   assert 'checks passed' in (tmp_path / 'out' / 'report.md').read_text()
+
+
+# What random weights fail: they expect no pictures, which survive no random image tokenizer.
+OF_PICTURES = {'image tokenizer', 'order of tokens', 'prompt', 'likelihood'}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['tar', 'emu3', 'janus_pro', 'llamagen', 'simplear'])
+def test_random_weights_fail_what_is_about_pictures_alone(tmp_path, monkeypatch, name):
+  folder = folders.model(name)
+  model = cspd_jax.load(folder)  # Tiny sizes are those of the published model that it names.
+  monkeypatch.setattr(stored.families, 'describe', lambda name: getattr(model, 'second', model))
+  monkeypatch.setattr(verify, '_IMAGES', 8, raising=False)
+  monkeypatch.setattr(verify, '_TIMED', 1)
+  code = verify.main(['cspd-verify', f'--model={folder}', '--prompt=a cat',
+                      f'--output={tmp_path}/out', '--minutes=30'])
+  report = json.loads((tmp_path / 'out' / 'report.json').read_text())
+  failed = {row['name'] for row in report['rows'] if row['verdict'] == 'failed'}
+  assert failed <= OF_PICTURES and code == bool(failed)
+  assert (f'the first that failed is: {next(iter(failed))}' in report['verdict'] if failed else
+          ' 0 failed' in report['verdict'])
+  passed = {row['name'] for row in report['rows'] if row['verdict'] == 'passed'}
+  assert {'files', 'windows', "the training's pass"} <= passed
+  assert any(name.endswith(': same images') for name in passed)
 
 
 def test_what_does_not_fit_into_the_time_is_named(tmp_path, capsys):
