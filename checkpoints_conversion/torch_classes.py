@@ -21,6 +21,9 @@ from checkpoints_conversion import publish, read
 from cspd_jax.files import paths
 from cspd_jax.models import early_fusion, glm_image, tar
 
+# Parts of networks of transformers that read or draw images.
+_NOT_RUN = 'model.vqmodel.', 'model.visual.', 'model.vision_model.', 'model.aligner.'
+
 
 class TorchClass(NamedTuple):
   """A class of PyTorch for the models of a family of files.
@@ -73,9 +76,7 @@ class TorchClass(NamedTuple):
       module.utils.logging.disable_progress_bar()
       network, info = getattr(module, self.name).from_pretrained(
           path, dtype=getattr(_torch(), dtype), output_loading_info=True)
-    # Networks that read or draw images are not run.
-    if missing := [name for name in info['missing_keys']
-                   if not name.startswith(('model.vqmodel.', 'model.visual.'))]:
+    if missing := [name for name in info['missing_keys'] if not name.startswith(_NOT_RUN)]:
       raise ValueError(f'{missing[0]} is not in the files')
     return network.eval()
 

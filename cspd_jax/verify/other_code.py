@@ -19,7 +19,7 @@ from cspd_jax.verify.network import Passes
 from cspd_jax.verify.result import Result, judged, skipped
 
 # Greedy tokens of published models that their programs printed.
-PRINTED = pathlib.Path(__file__).parents[1] / 'assets' / 'printed_tokens.json'
+PRINTED = pathlib.Path(__file__).parents[1] / 'assets' / 'printed' / 'tokens.json'
 # The names of the checks.
 _NAME, _PRINTED = 'other code', 'printed tokens'
 # Numbers of bfloat16 are at most this fraction away from those that they round.
@@ -88,10 +88,9 @@ def check(model: Any, condition: Any, tokens: np.ndarray, ours: Passes | np.ndar
           '; --dtype=float32 tells rounding from another network'), **apart)
 
 
-def _apart(ours: Passes | np.ndarray | None, theirs: list[np.ndarray]) -> dict[str, float]:
+def _apart(ours: Any, theirs: list[np.ndarray]) -> dict[str, float]:
   """Returns the largest distances to their results by stream, by what was compared."""
   if not isinstance(ours, Passes):
-    assert ours is not None
     return {'of the largest': float(np.abs(np.stack(theirs) - ours[:, 0])[:, 1::2].max()
                                     / np.abs(ours).max())}
   assert ours.trained is not None and ours.prompts is not None

@@ -63,8 +63,7 @@ def predictions(name_or_folder: str, parts: Mapping[str, Any], of_prior: bool
                 ) -> list[Mapping[str, Any]]:
   """Returns the acceptance that trainings of a model's drafters predicted, as they recorded it.
 
-  `parts` are folders of networks in place of the model's own, by role; of a cascade, the drafters
-  of the prior or the others are asked for.
+  `parts` are folders of networks in place of the model's own, by role.
   """
   path = folder.find(name_or_folder)
   places = {role: path / part for role, part in model_file.read(path)['parts'].items()}

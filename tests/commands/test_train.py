@@ -12,6 +12,7 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.commands import train
 from cspd_jax.training import neighbours
+from cspd_jax.verify import stored
 
 
 def _train(capsys, *words):
@@ -46,6 +47,11 @@ def test_a_trained_drafter_drafts(llamagens, tmp_path, capsys, kind, decoder):
     # Few images, so that the measured rate has a large error; both are rates.
     assert abs(first['predicted'] - first['measured']) < 5 * (0.25 / first['tested'])**0.5
     assert first['predicted'] == report['rows'][0]['overlap_1']
+    recorded, = stored.predictions(
+        str(llamagens / 'model'), {kind: str(tmp_path / kind)}, of_prior=False)
+    assert recorded['predicted'] == [row['predicted'] for row in report['acceptance']]
+    assert report['acceptance_of'].startswith(recorded['decoder'])
+    assert recorded['sampling']['guidance_scale'] == 2
     assert f'measured with {report["acceptance_of"]}' in out and 'drafts tested' in out
   # Repeated, it has nothing left to train.
   assert _train(capsys, *words[:-1], f'--output={tmp_path}/again')[0] == 0

@@ -71,9 +71,9 @@ def features_of_another_layer(model):
           found.append(result[0])
         return result
 
-      def wrapped(*arguments):
+      def wrapped(*arguments, **options):
         with nn.intercept_methods(intercept):
-          logits, features, cache = run(*arguments)
+          logits, features, cache = run(*arguments, **options)
         return logits, found[-1].reshape(features.shape), cache
 
       return wrapped
