@@ -1,0 +1,102 @@
+"""Draws the curves of the kept runs of examples/rl.py, and writes the tables of docs/rollouts.md.
+
+    python -m docs.rollouts    # rewrites pictures/rollouts.png, and rollout*.md of docs/reports
+"""
+
+import itertools
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cspd_jax.files import atomic
+from cspd_jax.measure import tables
+from cspd_jax.plots import canvas, charts
+
+_DOCS = pathlib.Path(__file__).parent
+# Reports of one training each, by decoder.
+REPORTS = ('rl_vanilla', 'rl', 'rl_exact')
+_COLUMNS = {
+    'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
+    'reward, first and second half': '{first:.3f}, {second:.3f}', 'passes': '{passes}',
+    'passes per image, first and second half': '{early:.1f}, {late:.1f}',
+    'parameters as with `vanilla(window=16)`': 'after {equal} of {steps} steps'}
+# Reports on passes of Lumina-mGPT 7B compiled for an H200, by the number of images.
+_COMPILED = {1: 'compiled_7b', 8: 'compiled_7b_batch', 32: 'compiled_7b_batch32',
+             128: 'compiled_7b_batch128'}
+_GAINS = {'images at once': '{images}', 'pass of 16 tokens over a pass of one': '{cost:.2f}x',
+          'gain of rollouts': '{gain:.1f}x'}
+_TEXT: dict[str, Any] = dict(fontsize=8, color=canvas.INK)
+
+
+def _report(name: str) -> dict[str, Any]:
+  return json.loads((_DOCS / 'reports' / f'{name}.json').read_text(encoding='utf-8'))
+
+
+def reports() -> list[dict[str, Any]]:
+  """Returns the kept reports of trainings."""
+  return [_report(name) for name in REPORTS]
+
+
+def _halves(values: Sequence[float]) -> list[float]:
+  """Returns the means of both halves."""
+  return [float(np.mean(half)) for half in np.array_split(np.asarray(values), 2)]
+
+
+def compared() -> str:
+  """Returns the table of the trainings."""
+  runs, rows = reports(), []
+  for run in runs:
+    column = lambda name, run=run: [row[name] for row in run['rows']]
+    (first, second), (early, late) = map(_halves, (column('reward'), column('passes_per_image')))
+    rows.append(dict(
+        decoder=run['settings']['decoder'], guarantee=run['guarantee'], first=first, second=second,
+        passes=sum(column('passes')), early=early, late=late, steps=len(run['rows']),
+        equal=sum(row['digest'] == other['digest']
+                  for row, other in zip(run['rows'], runs[0]['rows'], strict=True))))
+  return (f'{tables.markdown(_COLUMNS, rows)}\n\n*`python examples/rl.py --decoder=DECODER '
+          f'--num_steps={len(runs[0]["rows"])}`: 16 images per step, {runs[0]["device"]}, '
+          f'jax {runs[0]["versions"]["jax"]}.*')
+
+
+def gains() -> str:
+  """Returns the table of predicted gains over `vanilla`, by the number of images at once."""
+  vanilla, fast, _ = ([row['passes'] for row in run['rows']] for run in reports())
+  rows = []
+  for images, name in _COMPILED.items():
+    ms = {row['decoder']: row['ms'] for row in _report(name)['rows']}
+    cost = ms['mc_sjd(window=16)'] / ms['vanilla']
+    rows.append(dict(images=images, cost=cost, gain=sum(vanilla) / sum(fast) / cost))
+  return tables.markdown(_GAINS, rows)
+
+
+def draw(path: pathlib.Path) -> None:
+  """Writes the reward against steps and against passes."""
+  figure = canvas.figure(8.2, 3.2)
+  steps, passes = figure.subplots(1, 2, sharey=True)
+  widths, markers = (5, 1.2, 1.2), charts.MARKERS
+  for run, color, width, marker in zip(reports(), charts.COLORS, widths, markers):
+    rewards = [row['reward'] for row in run['rows']]
+    total = list(itertools.accumulate(row['passes'] for row in run['rows']))
+    style = dict(color=color, linewidth=width, marker=marker, markersize=4, alpha=0.8,
+                 label=canvas.plain(run['settings']['decoder']))
+    for axes, x in ((steps, range(1, len(total) + 1)), (passes, total)):
+      axes.plot(x, rewards, **style)
+  steps.set_ylabel('mean reward', **_TEXT)
+  steps.legend(fontsize=7.5, frameon=False, labelcolor=canvas.INK, loc='lower right')
+  for axes, label in ((steps, 'steps'), (passes, 'forward passes of the rollouts')):
+    axes.set_xlabel(label, **_TEXT)
+    axes.tick_params(labelsize=8, colors=canvas.INK)
+    axes.spines[['top', 'right']].set_visible(False)
+  canvas.save(figure, path)
+
+
+# Parts of the page by name.
+TABLES = {'rollouts': compared, 'rollout_gains': gains}
+
+if __name__ == '__main__':
+  for part, write in TABLES.items():
+    atomic.write(_DOCS / 'reports' / f'{part}.md', f'{write()}\n'.encode())
+  draw(_DOCS / 'pictures' / 'rollouts.png')

@@ -1,0 +1,17 @@
+"""The page on rollouts shows the kept trainings."""
+
+import pytest
+
+from docs import rollouts, tables
+
+
+@pytest.mark.parametrize('name', rollouts.TABLES)
+def test_tables_are_those_of_the_reports(name):
+  text = (tables.REPORTS / f'{name}.md').read_text()
+  assert text == f'{rollouts.TABLES[name]()}\n', 'run python -m docs.rollouts'
+
+
+def test_seed_exact_runs_have_one_curve():
+  vanilla, fast, exact = ([(row['reward'], row['digest']) for row in report['rows']]
+                          for report in rollouts.reports())
+  assert vanilla == fast and len(vanilla) == len(exact) and vanilla[-1] != exact[-1]
