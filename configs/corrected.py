@@ -23,7 +23,7 @@ table. `wide` needs two networks, which take two hours to train:
   cspd-train --model=runs/wide/export --num_images=512
   cspd-train --config=configs/train/wide.py:corrector --workdir=runs/corrector_wide
 
-Counts only: `experiments.against_llamagen` says what short windows are worth in seconds. Results:
+Counts only: `experiments.against` says what short windows are worth in seconds. Results:
 in runs/corrected, runs/corrected_ablations and so on (rows.csv, report.json).
 """
 

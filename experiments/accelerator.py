@@ -6,7 +6,7 @@
   python -m experiments.accelerator --rehearse
 
 Needs no network; --repo is a clone of https://github.com/FoundationVision/LlamaGen, for the stage
-that compares with it, which also needs PyTorch and transformers. The stages run in the order of
+that compares with it, which also needs PyTorch. The stages run in the order of
 their worth, first those that were not or hardly measured yet, each in a process of its own, which
 ends at the stage's limit at the latest. A report in --workdir is written after every row; the same
 command continues, and measures only what is missing. Failures are noted, and the remaining
@@ -17,6 +17,7 @@ model, and everything else is computed. The embedded models generate real images
 """
 
 import dataclasses
+import functools
 import multiprocessing
 import os
 import pathlib
@@ -27,16 +28,18 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from cspd_jax import cli
-from cspd_jax.cli import compiled, exits
+from cspd_jax.cli import compiled, exits, groups
 from cspd_jax.core import fields
 from cspd_jax.files import paths
 from cspd_jax.measure import tables
-from experiments import against, against_llamagen
-from experiments.stages import checks, continuous, images, official, rounds, served
+from experiments import against
+from experiments.stages import checks, continuous, images, rounds, served
 from experiments.stages.piece import Piece, stored
 
 _LEAST = 15.0  # Seconds without which no stage starts.
 _LLAMAGEN = 'c2i_xl_256'
+_IMAGES = {'': '{name}', 's/image': '{seconds:.3f}', 'ms/token': '{ms:.2f}',
+           'over PyTorch': '{over_pytorch:.1f}x', 'over vanilla': '{over_vanilla:.2f}x'}
 _GRACE = 15.0  # Seconds that a stage may take longer, for what cannot be interrupted.
 
 
@@ -96,9 +99,23 @@ def _images(config: Config, piece: Piece) -> None:
 
 
 def _official(config: Config, piece: Piece) -> None:
-  official.transformers(piece, 16 if config.rehearse else 64)
-  if config.repo is not None:
-    official.llamagen(piece, _LLAMAGEN, config.repo)
+  size = 'c2i_b_256' if config.rehearse else _LLAMAGEN
+  title, texts = f'{size}, one image with guidance', _decoders(config, 1)
+  texts = texts if config.rehearse else ('mc_sjd(window=16)', 'corrected(iterations=4, window=64)')
+  # `torch.compile` may take a minute, and may fail; compiling for a CPU takes minutes.
+  for name in ('PyTorch',) if config.rehearse else ('PyTorch', 'PyTorch, compiled'):
+    if config.repo is None or piece.has(title, name=name):
+      continue
+    measured = piece.attempt(f'{title}: {name}', functools.partial(against.timed, against.Config(
+        config.repo, 'llamagen', groups.LoadFlags(size, dtype='bfloat16'), texts,
+        accepted='docs/reports/corrected.json', repeats=piece.repeats(2),
+        compiled='compiled' in name), against.METHODS['llamagen']))
+    for row in measured[0].rows if measured else ():
+      if not piece.has(title, name=row['decoder']):
+        piece.add(title, _IMAGES, dict(
+            name=row['decoder'], compared_with=name, seconds=row['seconds_per_image'],
+            ms=row['ms'] / row['tokens'], quartiles=row['quartiles'],
+            over_pytorch=row['speedup_over_pytorch'], over_vanilla=row['speedup']))
 
 
 def _exact(config: Config, piece: Piece) -> None:
@@ -145,7 +162,7 @@ STAGES = {
     'served': Stage(_served, 150, 'cspd-serve with 1, 16 and 64 clients, also of LlamaGen-XL'),
     'xl': Stage(_xl, 130, 'rounds of LlamaGen-XL, against their predictions'),
     'images': Stage(_images, 150, 'whole images of the embedded models'),
-    'official': Stage(_official, 240, 'the official PyTorch code, and generate() of transformers'),
+    'official': Stage(_official, 240, 'the official PyTorch code'),
     'large': Stage(_large, 200, 'rounds of Lumina-mGPT 7B, also with int8 matrices'),
 }
 _STAGES = {'stage': '{stage}', 'limit, s': '{limit:.0f}', 's': '{seconds:.0f}', 'rows': '{rows}',
@@ -188,7 +205,7 @@ def main(config: Config) -> int | None:
         dict(name=name, **STAGES[name]._asdict()) for name in names]))
     return None
   if config.repo is not None:
-    against.clone(config.repo, against_llamagen.URL, against_llamagen.GPT)
+    against.clone(config.repo, against.METHODS['llamagen'])
   workdir = paths.folder('workdir', config.workdir)
   # Several processes share the device, one of them PyTorch's.
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')

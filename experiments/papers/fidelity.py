@@ -27,12 +27,14 @@ from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
-from cspd_jax.generation import stored_run
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import Sample, image_scores
 from experiments import measured
-from experiments.papers.published_rows import ROWS, Model, Row
+from experiments.papers import published
+from experiments.papers.published import ROWS, Model, Row
+
+_HERE = 'this library, `emoji`'  # The place of rows that show what relaxing costs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,15 +81,17 @@ def distinct(rows: Model) -> list[Row]:
   """Returns the rows that are measured with a model, the first one of each setting."""
   rows_of: dict[tuple, Row] = {}
   for row in (row for several in ROWS.values() for row in several if row.model == rows):
-    if row.has_fidelity:
+    # Rows for which the paper has a FID, and those of this library that show what relaxing costs.
+    if row.decoder is not None and row.temperature > 0 and rows != 'mar_demo' and (
+        'FID' in row.published or row.place == _HERE):
       rows_of.setdefault(setting(row), row)
   return list(rows_of.values())
 
 
-def score(bench: Bench, reference: Callable[[], Sample], decoder: str) -> dict[str, Any]:
+def score(bench: Bench, reference: Callable[[Bench], Sample], decoder: str) -> dict[str, Any]:
   """Compares the images of a decoder with those that `reference` returns."""
   values, expected = (image_scores.sample_features(sample, bench.model)
-                      for sample in (bench.sample(decoder), reference()))
+                      for sample in (bench.sample(decoder), reference(bench)))
   precision, recall = image_scores.precision_recall(values, expected)
   return dict(frechet=image_scores.distance(*map(image_scores.gaussian, (values, expected))),
               precision=precision, recall=recall, device=bench.model.devices[0].platform)
@@ -97,35 +101,26 @@ def score(bench: Bench, reference: Callable[[], Sample], decoder: str) -> dict[s
 def main(config: Config) -> None:
   rows = [row for row in distinct(config.rows)
           if not config.decoder or row.decoder in config.decoder]
-  model = config.model('discrete')
-  if model.tokenizer is None or model.tokenizer.features is None:
-    raise ValueError(f'model is {model.name!r}, whose tokenizer has no features to compare; use '
-                     'one with a VQ tokenizer.')
-  prompts, _ = inputs.images(config.images, model)
-  benches: dict[tuple, Bench] = {}
-  for row in rows:
-    top_k = {} if row.top_k is None else dict(top_k=row.top_k)
-    benches.setdefault((row.temperature, row.top_k), config.bench(
-        model, temperature=row.temperature, **top_k)).check(row.decoder)
-  for options, bench in benches.items():
-    bench.share([row.decoder for row in rows if setting(row)[1:] == options])
-  references = {options: functools.cache(bench.redrawn) for options, bench in benches.items()}
-  weights, start = stored_run.weights(model), time.perf_counter()
+  lab, start = published.Lab(config), time.perf_counter()
+  inputs.check_tokens(config.loading.model, lab.model, 'discrete')
+  if lab.model.tokenizer is None or lab.model.tokenizer.features is None:
+    raise ValueError(f'model is {lab.model.name!r}, whose tokenizer has no features to compare; '
+                     'use one with a VQ tokenizer.')
+  if lacking := [row for row in rows if lab.lacks(row)]:
+    raise ValueError(f'decoder holds {lacking[0].decoder!r}, which {lab.lacks(lacking[0])}; give '
+                     'decoders that this model has.')
+  published.check(lab, rows)
+  reference = functools.cache(lambda bench: bench.redrawn())
   # Rows that are measured stay measured if decoders or other networks are added.
-  report = Report(config.workdir, ['rows.csv'], run=dict(
-      dataclasses.asdict(config), decoder=None, workdir=None, prompts=prompts,
-      weights={name: weights[name] for name in ('target', 'tokenizer')}))
+  report = Report(config.workdir, ['rows.csv'], run=lab.settings())
   resumes, entries = bool(report.names('row')), list[dict[str, Any]]()
   for row in rows:
-    decoder, *options = name = setting(row)
-    draft = model.table.needs(decoder)
-    entries.append(dict(zip(('decoder', 'temperature', 'top_k'), name)) | report.measured(
-        'row', repr((*name, draft and weights[draft])), functools.partial(
-            score, benches[*options], references[*options], decoder)))
+    entries.append(dict(zip(('decoder', 'temperature', 'top_k'), setting(row))) | report.measured(
+        'row', lab.name(row), functools.partial(score, lab.bench(row), reference, row.decoder)))
     measured.show(COLUMNS, entries[-1])
     atomic.write(report.path('rows.csv'), tables.csv(entries).encode())
   measured.write(report, config, [tables.Table(config.rows, COLUMNS, entries)],
-                 num_images=len(prompts), weights=weights,
+                 num_images=len(lab.prompts), weights=lab.weights,
                  minutes=None if resumes else (time.perf_counter() - start) / 60)
 
 

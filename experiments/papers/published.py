@@ -16,6 +16,13 @@ measured with `--model`; or the reason why nothing is measured. What the decoder
                    and its difference to the images of one token at a time, of the same prompts and
                    seeds, with its standard error
 
+The rows are those of rows.json. Figures are quoted from the papers, which measured published models
+of 0.2 to 8 billion parameters on a GPU. Settings of a paper that are the same measurement here
+share a row. The embedded models have 1024 codes: a `top_k` of 250 is the share of 2000 tokens of
+8192, and 6, 19 and 62 neighbours of LANTERN those of 100, 300 and 1000 of 16384. Rows of this
+library show what relaxing costs: windows of SJD draft, for which nothing is trained, and fresh
+tokens repeat the left one, because LANTERN accepts most of the random ones.
+
 Rows with the same decoder and sampling options are decoded once. Writes a table per paper and a
 picture of some of its decoders to --workdir (rows.csv, report.json, strip_*.png). A stopped command
 resumes when it is repeated: rows are kept while the networks that they need stay the same.
@@ -23,14 +30,15 @@ resumes when it is repeated: rows are kept while the networks that they need sta
 
 import dataclasses
 import functools
+import pathlib
 import sys
 import time
-from typing import Any
+from typing import Any, Literal
 
 from cspd_jax import cli, metrics as metrics_lib
 from cspd_jax.cli import groups, inputs
 from cspd_jax.core import fields
-from cspd_jax.files import atomic
+from cspd_jax.files import atomic, reading
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import stored_run
 from cspd_jax.measure import measurements, tables
@@ -38,7 +46,52 @@ from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import paired, scenes
 from cspd_jax.plots import grid
 from experiments.measured import SampledImages
-from experiments.papers.published_rows import ROWS, Model, Row
+
+Model = Literal['emoji', 'demo', 'mar_demo']
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A row of a paper's table, and the decoder of this library that it corresponds to.
+
+  Attributes:
+    place: where it is printed.
+    setting: the paper's method, and the models and data if there are several.
+    published: the paper's figures.
+    decoder: specification of the same method here, or None.
+    model: the embedded model with the layout of the paper's: `emoji` for Lumina-mGPT, Anole, Emu3
+      and Janus-Pro, `demo` for LlamaGen, `mar_demo` for MAR.
+    metrics: the metrics that correspond to the paper's first figures.
+    temperature: temperature here.
+    top_k: number of most probable tokens to sample from here; 0 is off, None the model's default.
+    shown: whether the picture of the page has its images.
+    missing: the reason why nothing is measured; None if it is.
+  """
+
+  place: str
+  setting: str
+  published: str
+  decoder: str | None = None
+  model: Model = 'emoji'
+  metrics: tuple[str, ...] = ('step_compression',)
+  temperature: float = 1.0
+  top_k: int | None = None
+  shown: bool = False
+  missing: str | None = None
+
+  def __post_init__(self):
+    if (self.decoder is None) == (self.missing is None):
+      raise ValueError(f'{self.place}, {self.setting}: one of decoder and missing is required.')
+
+
+def _rows() -> dict[str, tuple[Row, ...]]:
+  """Reads the rows of every paper; what an entry lacks is the default."""
+  content = reading.json(pathlib.Path(__file__).with_name('rows.json'), 'use the one of a clone')
+  return {paper: tuple(Row(**entry | {'metrics': tuple(entry.get('metrics', Row.metrics))})
+                       for entry in entries) for paper, entries in content.items()}
+
+
+ROWS = _rows()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,14 +140,14 @@ _SHOWN = 6  # Images of a decoder in a picture.
 class Lab:
   """Measures rows; rows with equal decoders and sampling options share their images."""
 
-  def __init__(self, config: Config):
+  def __init__(self, config: SampledImages, asked: bool = False):
     self._config = config
     self.model = config.model()
     self.prompts, _ = inputs.images(config.images, self.model)
     if len(self.prompts) < 2:
       raise ValueError('num_images is 1; it must be at least 2, for a standard error.')
     self.titles = list(self.model.prompt_kind.titles(self.prompts))
-    self._captions = scenes.captions(self.model, self.prompts) if config.asked else None
+    self._captions = scenes.captions(self.model, self.prompts) if asked else None
     self.weights = stored_run.weights(self.model)
     self._benches: dict[tuple, Bench] = {}
 
@@ -119,8 +172,8 @@ class Lab:
   def settings(self) -> dict[str, Any]:
     """Returns what determines the measurement of every row."""
     settings = dataclasses.asdict(self._config)
-    for name in ('rows', 'paper', 'workdir'):
-      del settings[name]
+    for name in ('rows', 'paper', 'decoder', 'workdir'):
+      settings.pop(name, None)
     del settings['loading']['parts']
     networks = {name: self.weights[name] for name in ('target', 'tokenizer')
                 if name in self.weights}
@@ -170,7 +223,8 @@ class Lab:
     grid.save_rows(path, images, captions=self.titles[:_SHOWN], notes=notes)
 
 
-def _check(lab: Lab, rows: list[Row]) -> None:
+def check(lab: Lab, rows: list[Row]) -> None:
+  """Raises ValueError for a decoder that the model cannot run, unless it lacks a network."""
   decoders: dict[Bench, list[str]] = {}
   for row in rows:
     if row.decoder is not None:
@@ -200,9 +254,9 @@ def picture(paper: str) -> str:
 
 @cli.command(Config, kept='measured rows are kept')
 def main(config: Config) -> None:
-  lab = Lab(config)
+  lab = Lab(config, config.asked)
   rows = {paper: config.rows_of(paper) for paper in config.paper}
-  _check(lab, [row for several in rows.values() for row in several])
+  check(lab, [row for several in rows.values() for row in several])
   report = Report(config.workdir, ['rows.csv', *map(picture, config.paper)], run=lab.settings())
   resumes = bool(report.names('row'))
   entries, start = list[dict[str, Any]](), time.perf_counter()

@@ -1,4 +1,4 @@
-"""Released decoders: loops of clones of other projects, run with the weights of a model here.
+"""Other people's code: loops of clones of their projects, run with the weights of a model here.
 
 The code of other projects is not part of this repository. A method names the clone that it needs;
 what a module here changes of it, it changes in memory, and its docstring says so.
@@ -11,14 +11,20 @@ import pathlib
 import re
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from checkpoints_conversion import convert, rules
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp
+from cspd_jax.files import store
 from cspd_jax.generation.model import Model
+
+# The tokens and head calls per pass of decoders of continuous tokens.
+OF_ROUNDS = 'docs/reports/continuous_windows.json'
 
 
 class Decodes(NamedTuple):
@@ -38,28 +44,30 @@ class Decodes(NamedTuple):
 
 
 class Work(NamedTuple):
-  """What a released decoder is to do.
+  """What other people's code is to do.
 
   Attributes:
     model: the model whose weights it has.
-    source: the name of that model, or its folder.
+    target: its target as it is stored.
+    source: the name of the model, or its folder; a published size has no other networks.
     conditions: the condition of every image, with a leading axis of one.
     sampling: the sampling options of all images.
-    window: tokens that a pass scores, for methods that have such a number.
     official: whether the positions are drafted that the programs of the method draft, instead of
       all.
+    compiled: whether `torch.compile` compiles the network.
   """
 
   model: Model
+  target: store.Loaded
   source: str
   conditions: Sequence[Any]
   sampling: Any
-  window: int | None
   official: bool = False
+  compiled: bool = False
 
 
 class Loops(NamedTuple):
-  """The released decoders of a method, ready to decode.
+  """The loops of a method, ready to decode.
 
   Attributes:
     difference: the largest difference between the first outputs of their networks and of ours.
@@ -67,15 +75,35 @@ class Loops(NamedTuple):
       the baseline of the others.
     decode: `(name, number of the image, seed) -> ` its tokens `[T, ...]`, as ours are numbered and
       ordered, and its other entries of `Decodes`.
+    parts: `number of complete tokens -> ` functions that draw the next token of the first image,
+      or do a part of that, by the names that `forced_rounds.rows` gives them; of continuous tokens
+      of published sizes.
   """
 
   difference: float
   windows: Mapping[str, int]
-  decode: Callable[[str, int, int], tuple[Any, ...]]
+  decode: Callable[[str, int, int], tuple[Any, ...]] | None
+  parts: Callable[[int], Mapping[str, Callable[[], Any]]] | None = None
+
+
+class Sizes(NamedTuple):
+  """Published sizes, at which a method is timed with random weights.
+
+  Attributes:
+    models: `(*, dtype) -> ` the described model of a size, by its name.
+    decoders: specifications of decoders to compare with.
+    accepted: report.json of a program that measured the tokens per pass of decoders.
+    measured: the model whose rows of that report count; None if it has one model.
+  """
+
+  models: Mapping[str, Callable[..., Model]] = types.MappingProxyType({})
+  decoders: tuple[str, ...] = ()
+  accepted: str = ''
+  measured: str | None = None
 
 
 class Method(NamedTuple):
-  """A released decoder.
+  """Other people's code of one method.
 
   Attributes:
     url: its repository.
@@ -83,27 +111,25 @@ class Method(NamedTuple):
       which needs no clone.
     file: the file of the loop in the clone.
     sha256: of that file at that commit.
-    window: tokens that a pass scores, as its programs recommend, on average; None if it has no such
-      number.
-    ours: the decoders here that correspond to its loops, with `{window}` for that number, `{half}`
-      for half of its drafts, and `{steps}` for the passes of an image of as many tokens each.
-    check: raises ValueError for a model that the loops cannot decode.
+    ours: the decoders for a model here that correspond to its loops.
+    check: raises ValueError for a model with trained weights that the loops cannot decode.
     load: imports the clone, whose folder is given, or the package, and gives it the weights.
     best: further decoders here that its loops are compared with.
     guidance_scale: of its programs, if they can be followed in it and in the positions that they
       draft; else None.
+    sizes: the published sizes that it is timed at.
   """
 
   url: str
   commit: str | None
   file: str | None
   sha256: str | None
-  window: int | None
-  ours: tuple[str, ...]
+  ours: Callable[[Model], tuple[str, ...]]
   check: Callable[[Model], None]
   load: Callable[[Any, Work], Loops]
   best: tuple[str, ...] = ('corrected(iterations=4, window=64)',)
   guidance_scale: float | None = None
+  sizes: Sizes = Sizes()
 
 
 class Calls:
@@ -134,6 +160,13 @@ def imported(needs: str, folders: Sequence[pathlib.Path], *names: str) -> list[A
   except ImportError as error:
     raise ValueError(
         f'the released code cannot be imported ({error}); run pip install {needs}.') from error
+
+
+def tensors(torch: Any, network: store.Loaded, family: str) -> dict[str, Any]:
+  """Returns the published tensors of a stored network in float32, by name."""
+  expanded, leaves = convert.rules_of(rules.get(family), network.config, network.params)
+  return {name: torch.tensor(np.asarray(array, np.float32))
+          for rule in expanded for name, array in rule.publish(leaves).items()}
 
 
 def check_sampling(model: Model, instead: str) -> None:

@@ -23,16 +23,18 @@ import time
 import types
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from checkpoints_conversion import publish
+from cspd_jax import families
 from cspd_jax.core import programs
 from cspd_jax.decoding.verifiers import lantern
 from cspd_jax.generation.model import Model
 from cspd_jax.models.llamagen import CAPTION_LENGTH, LlamaGenConfig
 from experiments import released
-from experiments.released import Calls, Loops, Method, Work
+from experiments.released import Calls, Loops, Method, Sizes, Work
 
 _PADDING = CAPTION_LENGTH - 1
 _MOST_DRAFTS = 64
@@ -67,30 +69,34 @@ def check_eagle(model: Model) -> None:
 def _load_official(clone: pathlib.Path, work: Work) -> Loops:
   torch, network, program = released.imported(
       'torch', [clone], 'torch', 'autoregressive.models.gpt', 'autoregressive.models.generate')
-  config, count = work.model.config, work.model.num_tokens
-  net = network.Transformer(network.ModelArgs(
-      dim=config.dim, n_layer=config.num_layers, n_head=config.num_heads,
-      n_kv_head=config.num_kv_heads, multiple_of=config.ffn_dim, norm_eps=config.norm_eps,
-      rope_base=config.rope_base, vocab_size=config.vocab_size, num_classes=config.num_classes,
-      cls_token_num=1, block_size=count, model_type='c2i')).eval()
-  net.load_state_dict(_official_tensors(torch, work))
-  with torch.no_grad():
-    net.setup_caches(max_batch_size=2, max_seq_length=count + 1, dtype=torch.float32)
-    logits = net(None, torch.tensor([_label(work, 0), config.num_classes]), torch.arange(1))[0]
-  passes, scale = Calls(net), float(work.sampling.guidance_scale)
+  config, count, scale = work.model.config, work.model.num_tokens, work.sampling.guidance_scale
   if scale < 1:
     raise ValueError(f'guidance_scale is {scale:g}, but the official loop guides by more than 1 '
                      'only; give at least 1.')
+  dtype = getattr(torch, str(jax.tree.leaves(work.model.params)[0].dtype))
+  place = torch.device('cuda' if programs.on_cuda() else 'cpu')
+  with torch.no_grad(), place:
+    net = network.Transformer(network.ModelArgs(
+        dim=config.dim, n_layer=config.num_layers, n_head=config.num_heads,
+        n_kv_head=config.num_kv_heads, multiple_of=config.ffn_dim, norm_eps=config.norm_eps,
+        rope_base=config.rope_base, vocab_size=config.vocab_size, num_classes=config.num_classes,
+        cls_token_num=1, block_size=count, model_type='c2i')).to(dtype).eval()
+    net.load_state_dict(released.tensors(torch, work.target, 'llamagen'))
+    net.setup_caches(max_batch_size=2, max_seq_length=count + 1, dtype=dtype)
+    logits = net(None, torch.tensor([_label(work, 0), config.num_classes]), torch.arange(1))[0]
+  difference = float(np.abs(logits[:, 0].float().cpu().numpy() - _first(work)).max())
+  if work.compiled:  # As the official script does it.
+    net = torch.compile(net, mode='reduce-overhead', fullgraph=True)
+  passes = Calls(net)
 
   def decode(name: str, number: int, seed: int) -> tuple[np.ndarray, int, float]:
     torch.manual_seed(seed)
     passes.count, start = 0, time.perf_counter()
     tokens = program.generate(
-        net, torch.tensor([_label(work, number)]), count, cfg_interval=-1, temperature=1.0,
-        cfg_scale=scale, top_k=0, top_p=1.0, sample_logits=True)
-    return tokens[0].numpy(), passes.count, time.perf_counter() - start
+        net, torch.tensor([_label(work, number)], device=place), count, cfg_interval=-1,
+        temperature=1.0, cfg_scale=float(scale), top_k=0, top_p=1.0, sample_logits=True)
+    return tokens[0].cpu().numpy(), passes.count, time.perf_counter() - start
 
-  difference = float(np.abs(logits[:, 0].numpy() - _first(work)).max())
   return Loops(difference, {'vanilla': 1}, decode)
 
 
@@ -98,19 +104,12 @@ def _label(work: Work, number: int) -> int:
   return int(work.conditions[number][0])
 
 
-def _official_tensors(torch: Any, work: Work) -> dict[str, Any]:
-  """Returns the tensors of the published file of the model."""
-  with tempfile.TemporaryDirectory() as folder:
-    publish.publish_model('llamagen', work.source, f'{folder}/model', dtype='float32')
-    return torch.load(f'{folder}/model/llamagen.pt')['model']
-
-
 def _first(work: Work) -> np.ndarray:
   """Returns our logits `[S, V]` of the first token of the first image."""
   target = work.model.target(guided=True)
   logits, *_ = programs.jit(lambda params, one: target.prefill(
       params, one, work.model.num_tokens))(work.model.params, work.conditions[0])
-  return np.asarray(logits)[:, 0]
+  return np.asarray(logits[:, 0], np.float32)
 
 
 class _Captions:
@@ -154,7 +153,8 @@ class _Lantern:
 
   def write(self, folder: pathlib.Path) -> Any:
     """Writes the files that the program reads into a folder; returns the table of labels."""
-    tensors, config = _official_tensors(self.torch, self.work), self.model.config
+    config = self.model.config
+    tensors = released.tensors(self.torch, self.work.target, 'llamagen')
     table = tensors.pop('cls_embedding.embedding_table.weight')
     state = {'model.cls_embedding.uncond_embedding': table[-1:].repeat(CAPTION_LENGTH, 1)}
     for name, tensor in tensors.items():
@@ -280,16 +280,23 @@ def _load_lantern(windows: dict[str, int], clone: pathlib.Path, work: Work) -> L
 def _method(ours: tuple[str, ...], windows: dict[str, int]) -> Method:
   return Method(
       'https://github.com/jadohu/LANTERN', '3a56e45', 'models/ea_model_llamagen.py',
-      'db126d5549c5214054a5b80d6802c739bcf6d161316281782ed4c40b0c59231d', None, ours, check_eagle,
-      functools.partial(_load_lantern, windows))
+      'db126d5549c5214054a5b80d6802c739bcf6d161316281782ed4c40b0c59231d', lambda model: ours,
+      check_eagle, functools.partial(_load_lantern, windows))
 
 
+_NEIGHBOURS = 'corrected(corrector=neighbours, iterations=2, window={})'
 METHODS = {
     'llamagen': Method(
         'https://github.com/FoundationVision/LlamaGen', 'ce98ec4',
         'autoregressive/models/generate.py',
-        '512bd8bf9b10977d7276d79c0679f52bf4a578ad3ce20a2137b374067176fb2d', None, (), check,
-        _load_official),
+        '512bd8bf9b10977d7276d79c0679f52bf4a578ad3ce20a2137b374067176fb2d', lambda model: (), check,
+        _load_official, sizes=Sizes(
+            {name: functools.partial(families.describe, name)
+             for name in ('c2i_b_256', 'c2i_l_256', 'c2i_xl_256')},
+            (*(f'mc_sjd(window={window})' for window in (4, 8, 16)),
+             *map(_NEIGHBOURS.format, (4, 8)), 'corrected(iterations=1, window=4)',
+             *(f'corrected(iterations=2, window={window})' for window in (8, 16))),
+            'docs/reports/corrected_short.json')),
     # Tokens per pass of its programs: those of the static tree, and 59 of the dynamic one.
     'eagle': _method(('eagle(tree=LANTERN)', _EAGLE_2), {'eagle': 58, 'eagle2': 59}),
     'lantern': _method(

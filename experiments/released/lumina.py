@@ -1,4 +1,4 @@
-"""Released Jacobi loops of Lumina-mGPT, for models like it with an end token per row.
+"""Loops of Lumina-mGPT, for models like it with an end token per row.
 
 The model is written in the format of transformers, and the network of the clone loads it. What is
 changed, in memory only: CUDA events and devices become those of the CPU; attention is the network's
@@ -8,6 +8,10 @@ options of its programs are asked for.
 
 PathSpec's loop of two paths cannot generate one token per pass, so its baseline is the other loop
 of the same clone.
+
+`transformers` is its `generate`, with its class for Chameleon. Guidance is a second forward pass
+per token for the null prompt; a processor of logits keeps the grammar of images. The class, which
+is for texts, does not set the logits of image tokens to their smallest value.
 """
 
 import contextlib
@@ -99,7 +103,8 @@ class Published:
 class _Released(Published):
   """The network and the loop of a clone, with a model's weights."""
 
-  def __init__(self, root: pathlib.Path, module: str, options: dict[str, Any], work: Work):
+  def __init__(self, root: pathlib.Path, module: str, options: dict[str, Any], window: int,
+               work: Work):
     torch, self.transformers, network, self.loop = released.imported(
         'torch transformers==4.48.1', [root, root / 'lumina_mgpt'], 'torch', 'transformers',
         'model.chameleon.modeling_chameleon', module)
@@ -112,9 +117,9 @@ class _Released(Published):
       if prompt[0, -1:].tolist() != null[0].tolist():
         raise ValueError(
             'the released loops guide by the last token of the prompt alone; use emoji.')
-    self.prepare(options)
+    self.prepare(options, window)
 
-  def prepare(self, options: dict[str, Any]) -> None:
+  def prepare(self, options: dict[str, Any], window: int) -> None:
     """Gives the network the released loop, which calls its backbone once per forward pass."""
     self.net.__class__ = self.loop.renew_sampler(self.net.__class__)
     config, backbone = self.model.config, self.net.model
@@ -122,7 +127,7 @@ class _Released(Published):
            else self.model.num_tokens)
     self.net._init_new_params(
         jacobi_loop_interval_l=0, jacobi_loop_interval_r=end,
-        max_num_new_tokens=self.work.window, seed=0, do_cfg=True,
+        max_num_new_tokens=window, seed=0, do_cfg=True,
         guidance_scale=float(self.work.sampling.guidance_scale),
         use_chameleon_tokenizer=False, **options)
     self.net.img_vocab = self.torch.arange(config.first_code, config.first_code + config.num_codes)
@@ -171,13 +176,9 @@ class _Released(Published):
 class _Paths(_Released):
   """PathSpec's loop of two paths, and one token per pass by the loop that its module extends."""
 
-  def prepare(self, options: dict[str, Any]) -> None:
-    assert self.work.window is not None
-    if self.work.window % 2 == 0:
-      raise ValueError(f'window is {self.work.window}; it must be odd, the last committed token '
-                       'and two paths of one length.')
+  def prepare(self, options: dict[str, Any], window: int) -> None:
     network, backbone = self.net.__class__, self.net.model.__class__
-    super().prepare(options)
+    super().prepare(options, window)
     # The loop needs a second pass of one token, as its programs have it.
     self.net.jacobi_loop_interval_l = 1
     self.one_token = self.net.__class__, self.net.model.__class__
@@ -194,21 +195,52 @@ class _Paths(_Released):
     return super().decode(window, number, seed)
 
 
-def _load(loops: type[_Released], name: str, options: dict[str, Any], file: str,
+def _load(loops: type[_Released], name: str, options: dict[str, Any], file: str, window: int,
           clone: pathlib.Path, work: Work) -> Loops:
   root, module = file.split('scheduler/')
-  loop = loops(clone / root, f'scheduler.{module.removesuffix(".py")}', options, work)
-  assert work.window is not None  # Every method here has one.
-  windows = {'vanilla': 1, name: work.window}
+  loop = loops(clone / root, f'scheduler.{module.removesuffix(".py")}', options, window, work)
+  windows = {'vanilla': 1, name: window}
   return Loops(loop.difference, windows,
                lambda name, number, seed: loop.decode(windows[name], number, seed))
 
 
 def _method(name: str, url: str, commit: str, sha256: str, file: str, window: int, ours: str,
             options: dict[str, Any], loops: type[_Released] = _Released) -> Method:
-  return Method(url, commit, file, sha256, window, (ours,), check,
-                functools.partial(_load, loops, name, options, file),
+  return Method(url, commit, file, sha256, lambda model: (ours.format(window=window),), check,
+                functools.partial(_load, loops, name, options, file, window),
                 guidance_scale=_GUIDANCE_SCALE)
+
+
+def _load_generate(clone: pathlib.Path | None, work: Work) -> Loops:
+  del clone  # It is a package.
+  torch, transformers = released.imported(
+      'torch transformers==5.24.0', [], 'torch', 'transformers')
+
+  def load(folder):
+    net = transformers.ChameleonForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32)
+    net.model.vocabulary_mapping.image_tokens = []
+    return net
+
+  published = Published(torch, load, work)
+
+  def decode(name: str, number: int, seed: int) -> tuple[np.ndarray, int, float]:
+    prompt, null = published.prompts[number]
+    length = prompt.shape[1]
+
+    def grammar(ids, scores):
+      return scores.masked_fill(~published.allowed[ids.shape[1] - length], -float('inf'))
+
+    torch.manual_seed(seed)
+    published.passes.count, start = 0, time.perf_counter()
+    ids = published.net.generate(
+        prompt, attention_mask=torch.ones_like(prompt), do_sample=True, temperature=1.0, top_k=0,
+        top_p=1.0, max_new_tokens=work.model.num_tokens, logits_processor=[grammar],
+        guidance_scale=float(work.sampling.guidance_scale), negative_prompt_ids=null)
+    seconds = time.perf_counter() - start
+    return published.tokens(ids[0, length:]), published.passes.count, seconds
+
+  return Loops(published.difference, {'vanilla': 1}, decode)
 
 
 METHODS = {
@@ -240,4 +272,7 @@ METHODS = {
         'paths', 'https://github.com/Haodong-Lei-Ray/PathSpec', '8a3df48',
         '8fc76284a97063103036e0fffaa90930dc35be4408c75939571a88eae1b6173b',
         'scheduler/jacobi_iteration_lumina_mgpt.py', 25,
-        'sjd(tree=paths(2, {half}), window={window})', _JACOBI, _Paths)}
+        'sjd(tree=paths(2, 12), window={window})', _JACOBI, _Paths),
+    'transformers': Method(
+        'https://github.com/huggingface/transformers', commit=None, file=None, sha256=None,
+        ours=lambda model: (), check=check, load=_load_generate)}

@@ -21,7 +21,7 @@ from cspd_jax.families.folder import with_cache_dtype
 from cspd_jax.files import store
 from cspd_jax.generation import memory
 from docs import zoo
-from experiments.papers import published_rows
+from experiments.papers import published
 from tests.docs import pages
 
 TESTS = pages.ROOT / 'tests'
@@ -245,7 +245,7 @@ def test_published_passes(page, method, decoder, images, source, passes):
   paper = next((name for number, name in PAPERS.items() if number in source), None)
   if paper and ', table' in source:
     table = source.rpartition(' ')[2]
-    rows = [row for row in published_rows.ROWS[paper] if table in re.findall(r'\d+', row.place)]
+    rows = [row for row in published.ROWS[paper] if table in re.findall(r'\d+', row.place)]
     assert any(f'{passes}x' in row.published for row in rows)
 
 

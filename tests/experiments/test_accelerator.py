@@ -95,8 +95,8 @@ def test_the_rehearsal(capsys, tmp_path):
     pytest.importorskip(name, reason="a stage starts the server: pip install -e '.[serve]'")
   result = calls.call(accelerator.main, capsys, tmp_path, '--rehearse', '--minutes=30')
   assert result.code == 0, result.err
-  for name in accelerator.STAGES:
+  for name in accelerator.STAGES.keys() - {'official'}:  # It needs --repo.
     report = _stored(tmp_path / name)
-    left_out = [note for note in report['notes'] if note['what'].split(':')[0] not in (
-        'kernels and plain operations', 'tokens by generate() of transformers')]
+    left_out = [note for note in report['notes']
+                if note['what'].split(':')[0] != 'kernels and plain operations']
     assert report['rows'] and not left_out, (name, left_out)

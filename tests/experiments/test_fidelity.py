@@ -6,7 +6,7 @@ import json
 import pytest
 
 from experiments.papers import fidelity
-from experiments.papers.published_rows import ROWS, Row
+from experiments.papers.published import ROWS, Row
 from tests.builders import models
 from tests.experiments import calls
 

@@ -12,7 +12,7 @@ from cspd_jax.decoding import specification
 from cspd_jax.files import atomic
 from docs import tables
 from experiments.papers import cspd, fidelity, published
-from experiments.papers.published_rows import ROWS, Row
+from experiments.papers.published import ROWS, Row
 from tests.builders import models
 from tests.experiments import calls
 

@@ -21,13 +21,12 @@ COMMANDS = ('generate', 'compare', 'inspect', 'tune')
 WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'decoders', 'compile_report',
                'accelerator', 'quantized', 'train', 'cspd-train', 'papers.cspd')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
-    **dict.fromkeys(('against_mar', 'against_llamagen', 'against_nextstep'), '--workdir'),
-    'fit_head_drafter': '--output', 'cspd-convert': '--output', 'exactness': '--json'}
+    'against': '--workdir', 'fit_head_drafter': '--output', 'cspd-convert': '--output',
+    'exactness': '--json'}
 # Users run these; the programs of the repository share their checks.
 INSTALLED = (*COMMANDS, 'cspd-convert', 'cspd-train')
 # What these programs need before anything else is looked at.
-NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors'],
-          'against_nextstep': ['--repo={tmp}']}
+NEEDED = {'cspd-convert': ['--family=llamagen', '--source={tmp}/text.safetensors']}
 
 
 def call(name, words):
@@ -322,10 +321,9 @@ FLAGS = {
         ('--vocab=1', 'vocab is 1'), ('--vocab=99999', 'vocab is 99999'),
         ('--json=/dev/full', 'which is not a file'), ('--json={tmp}/{long}', 'cannot be a path'),
         ('--json={tmp}/no/x.json', 'not a folder that can be written')],
-    'against_mar': [
-        ('--repeats=0', 'repeats is 0'), ('--repo={tmp}', 'does not contain models/mar.py')],
-    'against_nextstep': [('--repeats=0', 'repeats is 0'), ('--decoder=nothing', "'nothing'")],
-    'against_llamagen': [('--decoder=', 'decoder is empty'), ('--size=c2i_b_256', 'repo is none')],
+    'against': [
+        ('--repeats=0', 'repeats is 0'), ('--decoder=nothing', "'nothing'"),
+        ('--repo={tmp}', 'does not contain scheduler/jacobi_iteration_lumina_mgpt.py')],
     'papers.cspd': [
         ('--suite=table9', 'suite'), ('--batch_sizes=0', 'batch_sizes is (0,)'),
         ('--lengths=()', 'lengths is empty'), ('--prefix_share=2', 'prefix_share is 2'),
