@@ -49,6 +49,7 @@ from cspd_jax.core import fields
 from cspd_jax.core.sampling import is_guided
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
+from cspd_jax.generation.parts import Kept
 from cspd_jax.measure import measurements, tables, timing
 from cspd_jax.measure.tables import Table
 from cspd_jax.metrics.base import Sample
@@ -134,8 +135,7 @@ class Lab:
       raise ValueError(f'model is {config.loading.model!r}; give one with a draft model.')
     self.config, self.bench, draft = config, config.bench(model), model.drafts['model']
     self._draft = config.bench(dataclasses.replace(  # The draft model alone.
-        model, build_target=draft.build, params=draft.params, drafts={},
-        programs={}))
+        model, build_target=draft.build, params=draft.params, drafts={}, kept=Kept()))
     self.model, self.mar = model, f'mar(guidance={config.guidance})'
     self._speeds: dict[tuple, float] = {}
     self._check()
