@@ -10,23 +10,22 @@ Generative Modeling, 2022 (arXiv:2210.02747), equation 23.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import sys
 from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from cspd_jax.core import fields, programs
+from cspd_jax.core import fields
 from cspd_jax.files import store
-from cspd_jax.models import nextstep
+from cspd_jax.models import kl_vae, nextstep
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import templates
-from cspd_jax.training import loop, optimizer as optimizer_lib
+from cspd_jax.training import optimizer as optimizer_lib
 from experiments.demo_models import emoji, emoji_recipe, stages
 from experiments.demo_models.emoji_recipe import Scenes
 
-# Number and size of the batches of held-out crops for the metrics.
-_NUM_BATCHES, _BATCH = 16, 16
 # The tokens of prompts.
 TOKENS = ('<|image_area|>', '<|begin_of_image|>', emoji_recipe.UNKNOWN, *emoji.WORDS)
 VOCABULARY = len(TOKENS)
@@ -72,10 +71,10 @@ def draw(key: jax.Array, shape: tuple[int, int, int], train: FlowTrainConfig) ->
 
 
 def loss(params: Any, config: nextstep.NextStepConfig, tokens: jax.Array, prompt: Prompt,
-         draws: Draws) -> jax.Array:
+         draws: Draws) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the mean squared error of the velocity along scaled latents `[B, T, C]`.
 
-  The second stream of the prompts is the null prompt.
+  The second stream of the prompts is the null prompt. The only term is the error, 'loss'.
   """
   z = nextstep.forward(params, config, prompt.dropped(draws.drop), tokens)
   time = draws.time[..., None]
@@ -83,7 +82,8 @@ def loss(params: Any, config: nextstep.NextStepConfig, tokens: jax.Array, prompt
   velocity, _ = config.head.apply(
       {'params': params['head']}, x.reshape(-1, config.token_dim), draws.time.reshape(-1),
       jnp.broadcast_to(z, (*draws.time.shape, z.shape[-1])).reshape(-1, z.shape[-1]))
-  return jnp.mean(jnp.square(velocity - (tokens - draws.noise).reshape(velocity.shape)))
+  error = jnp.mean(jnp.square(velocity - (tokens - draws.noise).reshape(velocity.shape)))
+  return error, {'loss': error}
 
 
 def batch_loss(params: Any, batch: tuple[jax.Array, Prompt], key: jax.Array,
@@ -91,7 +91,16 @@ def batch_loss(params: Any, batch: tuple[jax.Array, Prompt], key: jax.Array,
                ) -> tuple[jax.Array, dict[str, jax.Array]]:
   """Computes the loss of tokens `[B, T, C]` and prompts with random numbers of its own."""
   tokens, prompt = batch
-  return loss(params, config, tokens, prompt, draw(key, tokens.shape, train)), {}
+  return loss(params, config, tokens, prompt, draw(key, tokens.shape, train))[0], {}
+
+
+decayed = optimizer_lib.matrices
+
+
+def start(config: nextstep.NextStepConfig, train: FlowTrainConfig) -> optimizer_lib.TrainState:
+  """Returns the state before the first step."""
+  return optimizer_lib.start(
+      nextstep.init(config, jax.random.key(train.optimizer.seed)), train.optimizer)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,61 +108,26 @@ class ContinuousRecipe(Scenes, stages.Latents):
   """Recipe of a causal model of continuous tokens."""
 
   family: ClassVar[str] = 'nextstep'
-  models: ClassVar[tuple[str, ...]] = ('target',)
+  training: ClassVar[Any] = sys.modules[__name__]
+  without: ClassVar[str] = '_no_prompt'
 
   target: nextstep.NextStepConfig
   target_train: FlowTrainConfig
 
-  def _fitting(self, config: nextstep.NextStepConfig) -> dict[str, Any]:
-    side = self.side // config.patch_size
-    return {'height': side, 'width': side, 'vocab_size': VOCABULARY,
-            'latent_channels': self.tokenizer.z_channels}
-
-  def _small_model(self) -> nextstep.NextStepConfig:
-    return dataclasses.replace(
-        self.target, height=2, width=2, dim=16, num_layers=1, num_heads=1, num_kv_heads=1,
-        ffn_dim=16, head_width=16, head_layers=1)
+  def _fitting(self, tokenizer: kl_vae.KLVAEConfig, side: int, config: nextstep.NextStepConfig
+               ) -> dict[str, Any]:
+    return {'height': side // config.patch_size, 'width': side // config.patch_size,
+            'vocab_size': VOCABULARY, 'latent_channels': tokenizer.z_channels}
 
   @property
   def defaults(self) -> dict[str, Any]:
     """Defaults of the exported model."""
     return super().defaults | {'contexts': 'plain'}
 
-  def _model_training(self, role: str, data: Mapping[str, stages.Split]
-                     ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
-    config, train = self.target, self.target_train
-    optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
-    prompts = {split: self._prompts(part[1].tolist()) for split, part in data.items()}
-
-    batch = lambda split, index: stages.batch_of(
-        config, data[split][0], prompts[split], scale, optimizer.seed, index, optimizer.batch_size)
-    measure = self._measured(config)
-    state = optimizer_lib.start(nextstep.init(config, jax.random.key(optimizer.seed)), optimizer)
-    return (state, stages.jit_step(batch_loss, config, train), batch,
-            lambda params, batch, key: {'loss': measure(params, *batch, key)})
-
-  def _measured(self, config: nextstep.NextStepConfig) -> Any:
-    """Returns the compiled loss with the prompts, `(params, tokens, prompt, key) -> []`."""
-    train = dataclasses.replace(self.target_train, drop_rate=0.0)
-    return programs.jit(lambda params, tokens, prompt, key: loss(
-        params, config, tokens, prompt, draw(key, tokens.shape, train)))
-
-  def _prompts(self, captions: list[str]) -> Prompt:
+  def conditions(self, labels: np.ndarray) -> Prompt:
+    """Returns prompts of the captions."""
     return emoji_recipe.prompts(
-        self._text(), templates.plain, captions, (self.target.height, self.target.width))
+        self._text(), templates.plain, labels.tolist(), (self.target.height, self.target.width))
 
   def _text(self) -> store.Loaded:
     return emoji_recipe.network('nextstep', emoji_recipe.tokenizer(TOKENS))
-
-  def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
-                    ) -> dict[str, Any]:
-    (moments, captions), scale = data['held_out'], self.sized_tokenizer(data).scale
-    prompts, measure = self._prompts(captions.tolist()), self._measured(self.target)
-
-    def losses(index):
-      tokens, prompt = stages.batch_of(self.target, moments, prompts, scale, 0, index, _BATCH)
-      null = Prompt(*(jnp.repeat(leaf[:, 1:], 2, axis=1) for leaf in prompt))
-      return {name: measure(params, tokens, part, jax.random.key(index))
-              for name, part in (('loss', prompt), ('loss_no_prompt', null))}
-
-    return loop.mean_metrics([losses(index) for index in range(_NUM_BATCHES)])

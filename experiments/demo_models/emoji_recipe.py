@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from cspd_jax.files import store
-from cspd_jax.models import early_fusion
+from cspd_jax.models import early_fusion, vq
 from cspd_jax.models.conditions import Prompt
 from cspd_jax.text import bpe, templates
 from experiments.demo_models import emoji, recipe, stages
@@ -103,16 +103,11 @@ class EmojiRecipe(Scenes, recipe.TokenRecipe):
   family: ClassVar[str] = 'early_fusion'
 
   target: early_fusion.EarlyFusionConfig
-  draft: early_fusion.EarlyFusionConfig
+  draft: early_fusion.EarlyFusionConfig | None = None
 
-  def _fitting(self, config: early_fusion.EarlyFusionConfig) -> dict[str, Any]:
-    return {'height': self.side, 'width': self.side,
-            **ids(emoji.WORDS, self.tokenizer.codebook_size)}
-
-  def _small_model(self) -> early_fusion.EarlyFusionConfig:
-    return early_fusion.EarlyFusionConfig(
-        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
-        **ids(emoji.WORDS, self.small_tokenizer.codebook_size))
+  def _fitting(self, tokenizer: vq.VQConfig, side: int, config: early_fusion.EarlyFusionConfig
+               ) -> dict[str, Any]:
+    return {'height': side, 'width': side, **ids(emoji.WORDS, tokenizer.codebook_size)}
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Prompt]:
     """Returns images with the tokens of the grammar, and prompts."""

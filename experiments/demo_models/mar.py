@@ -14,7 +14,7 @@ Probabilistic Models, 2021 (arXiv:2102.09672), section 3.1.
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+import sys
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -22,14 +22,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from cspd_jax.continuous import schedule as schedule_lib
-from cspd_jax.core import fields, programs
-from cspd_jax.models import mar
-from cspd_jax.training import loop, optimizer as optimizer_lib
+from cspd_jax.core import fields
+from cspd_jax.models import kl_vae, mar
+from cspd_jax.training import optimizer as optimizer_lib
 from cspd_jax.training.optimizer import OptimizerConfig, TrainState
 from experiments.demo_models import photos as photos_lib, stages
-
-# Number and size of the batches of held-out crops for the metrics.
-_NUM_BATCHES, _BATCH = 32, 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,44 +207,16 @@ class MARRecipe(stages.Latents):
   """Recipe of MAR models."""
 
   family: ClassVar[str] = 'mar'
+  training: ClassVar[Any] = sys.modules[__name__]
+  without: ClassVar[str] = '_no_label'
 
   target: mar.MARConfig
   target_train: MARTrainConfig
-  draft: mar.MARConfig
-  draft_train: MARTrainConfig
+  draft: mar.MARConfig | None = None
+  draft_train: MARTrainConfig | None = None
 
-  def _fitting(self, config: mar.MARConfig) -> dict[str, Any]:
-    return {'patch_size': self.target.patch_size, 'height': self.side // config.patch_size,
-            'width': self.side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
-            'token_dim': self.tokenizer.z_channels * config.patch_size**2}
-
-  def _small_model(self) -> mar.MARConfig:
-    return mar.MARConfig(
-        height=2, width=2, token_dim=16, patch_size=2, dim=16, num_layers=1, num_heads=1,
-        head_width=16, head_layers=1, num_classes=len(photos_lib.NAMES), buffer_size=2)
-
-  def _model_training(self, role: str, data: Mapping[str, stages.Split]
-                     ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
-    config, train = getattr(self, role), getattr(self, f'{role}_train')
-    optimizer, scale = train.optimizer, self.sized_tokenizer(data).scale
-    batch = lambda split, index: stages.batch_of(
-        config, *data[split], scale, optimizer.seed, index, optimizer.batch_size)
-    measure = programs.jit(lambda params, batch, key: loss(
-        params, config, *batch, draw(key, batch[0].shape, train))[1])
-    return (start(config, train), stages.jit_step(batch_loss, config, train, decayed), batch,
-            measure)
-
-  def _model_metrics(self, role: str, params: Any, data: Mapping[str, stages.Split]
-                    ) -> dict[str, Any]:
-    config, train = getattr(self, role), getattr(self, f'{role}_train')
-    scale = self.sized_tokenizer(data).scale
-    compiled = programs.jit(lambda params, *arguments: loss(params, config, *arguments)[1])
-
-    def terms(index):
-      tokens, labels = stages.batch_of(config, *data['held_out'], scale, 0, index, _BATCH)
-      draws = draw(jax.random.key(index), tokens.shape, train)
-      return {f'{name}{suffix}': value for suffix, dropped in (('', False), ('_no_label', True))
-              for name, value in compiled(params, tokens, labels, draws._replace(
-                  drop=jnp.full((_BATCH,), dropped))).items() if name != 'last_mse'}
-
-    return loop.mean_metrics([terms(index) for index in range(_NUM_BATCHES)])
+  def _fitting(self, tokenizer: kl_vae.KLVAEConfig, side: int, config: mar.MARConfig
+               ) -> dict[str, Any]:
+    return {'patch_size': self.target.patch_size, 'height': side // config.patch_size,
+            'width': side // config.patch_size, 'num_classes': len(photos_lib.NAMES),
+            'token_dim': tokenizer.z_channels * config.patch_size**2}

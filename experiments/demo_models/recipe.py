@@ -19,11 +19,11 @@ import optax
 from cspd_jax.core import fields, programs
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.decoding import warp as warp_lib
-from cspd_jax.models import early_fusion, glm_image, llamagen, vq
+from cspd_jax.models import early_fusion, llamagen, vq
 from cspd_jax.training import loop, optimizer as optimizer_lib
 from experiments.demo_models import photos as photos_lib, stages, tokenizers
 
-Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig | glm_image.GlmImageConfig
+Config = llamagen.LlamaGenConfig | early_fusion.EarlyFusionConfig
 
 _BATCH = 16
 _LN2 = float(np.log(2))
@@ -46,8 +46,6 @@ class ARTrainConfig:
 
 
 def _module(config: Config) -> Any:
-  if isinstance(config, glm_image.GlmImageConfig):
-    return glm_image
   return early_fusion if isinstance(config, early_fusion.EarlyFusionConfig) else llamagen
 
 
@@ -101,16 +99,11 @@ class TokenRecipe(stages.Stages):
   """Recipe of models of discrete tokens."""
 
   tokenizer_kind: ClassVar[str] = 'vq'
-  # 4x4 tokens per crop of 8x8 pixels.
-  small_tokenizer: ClassVar[vq.VQConfig] = vq.VQConfig(
-      ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=8, codebook_size=32, codebook_dim=4)
 
   tokenizer: vq.VQConfig
   tokenizer_train: tokenizers.VQTrainConfig
-  target: Any
   target_train: ARTrainConfig
-  draft: Any
-  draft_train: ARTrainConfig
+  draft_train: ARTrainConfig | None = None
 
   @abc.abstractmethod
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, Any]:
@@ -174,16 +167,12 @@ class Recipe(TokenRecipe):
   family: ClassVar[str] = 'llamagen'
 
   target: llamagen.LlamaGenConfig
-  draft: llamagen.LlamaGenConfig
+  draft: llamagen.LlamaGenConfig | None = None
 
-  def _fitting(self, config: llamagen.LlamaGenConfig) -> dict[str, Any]:
-    return {'conditioning': 'class', 'height': self.side, 'width': self.side,
-            'vocab_size': self.tokenizer.codebook_size, 'num_classes': len(photos_lib.NAMES)}
-
-  def _small_model(self) -> llamagen.LlamaGenConfig:
-    return llamagen.LlamaGenConfig(
-        height=4, width=4, dim=16, num_layers=1, num_heads=1, ffn_dim=16,
-        vocab_size=self.small_tokenizer.codebook_size, num_classes=len(photos_lib.NAMES))
+  def _fitting(self, tokenizer: vq.VQConfig, side: int, config: llamagen.LlamaGenConfig
+               ) -> dict[str, Any]:
+    return {'conditioning': 'class', 'height': side, 'width': side,
+            'vocab_size': tokenizer.codebook_size, 'num_classes': len(photos_lib.NAMES)}
 
   def sequences(self, data: stages.Split) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens and labels of the images."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Self, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import logging
 
@@ -23,6 +24,9 @@ from cspd_jax.training import loop, optimizer as optimizer_lib
 from experiments.demo_models import photos as photos_lib, tokenizers
 
 _ENCODE_BATCH = 32  # Crops per batch of the encoder.
+_PIXELS = 8  # Of a side of the crops of tiny networks.
+# Number and size of the batches of held-out crops for the metrics of models on latents.
+_NUM_BATCHES, _BATCH = 32, 16
 
 # Arrays of a tokenised split, and labels `[N]` int32 or captions `[N]` str of its crops.
 Split = tuple[np.ndarray, np.ndarray]
@@ -30,21 +34,25 @@ Split = tuple[np.ndarray, np.ndarray]
 Conditions = TypeVar('Conditions')
 
 photos = functools.cache(photos_lib.load)  # Opens the photographs once.
+# Sizes of tiny networks, in whichever configuration has such a field.
+_SMALL = dict(
+    ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, codebook_size=32, codebook_dim=4,
+    scale=1.0, dim=16, num_layers=1, num_heads=1, num_kv_heads=1, ffn_dim=16, head_width=16,
+    head_layers=1, buffer_size=2)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stages(loop.Intervals, abc.ABC):
-  """Recipe of a tokenizer and of models, such as a target and a draft model.
+  """Recipe of a tokenizer, a target and maybe a draft model.
 
-  Subclasses have the fields of their `models`, those of a target and maybe of a draft model. Every
-  method with a folder continues the work that it holds and does nothing if that is complete.
+  Every method with a folder continues the work that it holds and does nothing if that is complete.
 
   Attributes:
     tokenizer: configuration of the tokenizer.
     tokenizer_train: configuration of its training.
     target: configuration of the target.
     target_train: configuration of its training.
-    draft: configuration of the draft model, which has the same tokens and conditions.
+    draft: configuration of a draft model, which has the same tokens and conditions, or None.
     draft_train: configuration of its training.
     image_size: side of a crop in pixels.
     num_train_images: crops that are tokenised for training.
@@ -57,13 +65,13 @@ class Stages(loop.Intervals, abc.ABC):
 
   family: ClassVar[str]
   tokenizer_kind: ClassVar[str]
-  small_tokenizer: ClassVar[Any]  # Of `small`.
-  # Roles of the models that are trained on the tokens.
-  models: ClassVar[tuple[str, ...]] = ('target', 'draft')
 
   tokenizer: Any
   tokenizer_train: Any
-
+  target: Any
+  target_train: Any
+  draft: object = None
+  draft_train: object = None
   image_size: int = 64
   num_train_images: int = 16384
   num_held_out_images: int = 256
@@ -77,14 +85,22 @@ class Stages(loop.Intervals, abc.ABC):
                  seed=fields.SEEDS)
     for role in self.models:
       config = getattr(self, role)
-      for name, wanted in self._fitting(config).items():
+      for name, wanted in self._fitting(self.tokenizer, self.side, config).items():
         if (value := getattr(config, name)) != wanted:
           raise ValueError(f'{role}.{name} is {value!r}; with this tokenizer, image size and set '
                            f'of photographs it must be {wanted!r}.')
 
+  @property
+  def models(self) -> tuple[str, ...]:
+    """Roles of the models that are trained on the tokens."""
+    return ('target',) if self.draft is None else ('target', 'draft')
+
   @abc.abstractmethod
-  def _fitting(self, config: Any) -> Mapping[str, Any]:
-    """Returns the values that fields of a model's configuration must have."""
+  def _fitting(self, tokenizer: Any, side: int, config: Any) -> Mapping[str, Any]:
+    """Returns the values that fields of a model's configuration must have.
+
+    `side` are the latents of the tokenizer per side of a crop.
+    """
 
   @property
   def metadata(self) -> dict[str, Any]:
@@ -105,13 +121,15 @@ class Stages(loop.Intervals, abc.ABC):
 
   def small(self) -> Self:
     """Returns the recipe with tiny networks, for crops of 8x8 pixels."""
+    tiny = lambda config, **fitting: dataclasses.replace(config, **fitting, **{
+        field.name: _SMALL[field.name] for field in dataclasses.fields(config)
+        if field.name in _SMALL and field.name not in fitting})
+    tokenizer = tiny(self.tokenizer)
+    models = {role: getattr(self, role) for role in self.models}
     return dataclasses.replace(
-        self, tokenizer=self.small_tokenizer, tokenizer_of=None, tokenizer_from=None, image_size=8,
-        **dict.fromkeys(self.models, self._small_model()))
-
-  @abc.abstractmethod
-  def _small_model(self) -> Any:
-    """Returns the configuration of the models of `small`."""
+        self, tokenizer=tokenizer, tokenizer_of=None, tokenizer_from=None, image_size=_PIXELS,
+        **{role: tiny(config, **self._fitting(tokenizer, _PIXELS // tokenizer.factor, config))
+           for role, config in models.items()})
 
   @abc.abstractmethod
   def _tokenizer_training(self, params: Any) -> tuple[Any, Callable, Callable]:
@@ -304,8 +322,9 @@ class Latents(Stages):
   """Recipe with a KL tokenizer, whose `scale` is replaced."""
 
   tokenizer_kind: ClassVar[str] = 'kl_vae'
-  small_tokenizer: ClassVar[kl_vae.KLVAEConfig] = kl_vae.KLVAEConfig(
-      ch=8, ch_mult=(1, 1), num_res_blocks=1, z_channels=4, scale=1.0)
+  # The module with the training of its models: `start`, `draw`, `loss`, `batch_loss`, `decayed`.
+  training: ClassVar[Any]
+  without: ClassVar[str]  # What ends the names of metrics without the condition.
 
   tokenizer: kl_vae.KLVAEConfig
   tokenizer_train: tokenizers.KLVAETrainConfig
@@ -336,6 +355,50 @@ class Latents(Stages):
 
   def _tokenizer_metrics(self, data: Mapping[str, Split]) -> dict[str, float]:
     return {'scale': self.sized_tokenizer(data).scale}
+
+  def conditions(self, labels: np.ndarray) -> Any:
+    """Returns the conditions `[N, ...]` of crops with these labels."""
+    return labels
+
+  def _batches(self, role: str, data: Mapping[str, Split]
+               ) -> Callable[[str, int, int, int], tuple[np.ndarray, Any]]:
+    """Returns `(split, seed, index, size) -> ` a batch of tokens and conditions for a model."""
+    scale = self.sized_tokenizer(data).scale
+    conditions = {split: self.conditions(part[1]) for split, part in data.items()}
+    return lambda split, *place: batch_of(
+        getattr(self, role), data[split][0], conditions[split], scale, *place)
+
+  def _terms(self, role: str, dropped: bool | None) -> Callable[[Any, Any, jax.Array], Any]:
+    """Compiles `(params, batch, key) -> ` the terms of the loss, with all or no conditions dropped,
+    or None for as many as in training."""
+    config, train, training = getattr(self, role), getattr(self, f'{role}_train'), self.training
+
+    def terms(params, batch, key):
+      draws = training.draw(key, batch[0].shape, train)
+      if dropped is not None:
+        draws = draws._replace(drop=jnp.full_like(draws.drop, dropped))
+      return training.loss(params, config, *batch, draws)[1]
+
+    return programs.jit(terms)
+
+  def _model_training(self, role: str, data: Mapping[str, Split]
+                     ) -> tuple[Any, Callable, Callable[[str, int], Any], Callable]:
+    config, train, training = getattr(self, role), getattr(self, f'{role}_train'), self.training
+    optimizer, batches = train.optimizer, self._batches(role, data)
+    return (training.start(config, train),
+            jit_step(training.batch_loss, config, train, training.decayed),
+            lambda split, index: batches(split, optimizer.seed, index, optimizer.batch_size),
+            self._terms(role, None))
+
+  def _model_metrics(self, role: str, params: Any, data: Mapping[str, Split]) -> dict[str, Any]:
+    batches = self._batches(role, data)
+    compiled = {suffix: self._terms(role, dropped)
+                for suffix, dropped in (('', False), (self.without, True))}
+    return loop.mean_metrics([
+        {f'{name}{suffix}': value for suffix, terms in compiled.items()
+         for name, value in terms(params, batches('held_out', 0, index, _BATCH),
+                                  jax.random.key(index)).items()}
+        for index in range(_NUM_BATCHES)])
 
   def sized_tokenizer(self, data: Mapping[str, Split]) -> kl_vae.KLVAEConfig:
     """Returns the tokenizer's configuration, by whose scale training latents have variance 1."""

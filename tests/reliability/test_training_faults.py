@@ -44,6 +44,8 @@ class Toy(stages.Stages):
 
   tokenizer: object = None
   tokenizer_train: object = None
+  target: object = None
+  target_train: object = None
 
   def crops(self, seed, index, split, size):
     return np.full((size, 2, 2, 3), seed + index, np.float32), np.arange(size)
