@@ -322,7 +322,8 @@ FLAGS = {
         ('--json=/dev/full', 'which is not a file'), ('--json={tmp}/{long}', 'cannot be a path'),
         ('--json={tmp}/no/x.json', 'not a folder that can be written')],
     'against': [
-        ('--repeats=0', 'repeats is 0'), ('--decoder=nothing', "'nothing'"),
+        ('--repeats=0', 'repeats is 0'),
+        (('--method=transformers', '--decoder=nothing'), "'nothing'"),
         ('--repo={tmp}', 'does not contain scheduler/jacobi_iteration_lumina_mgpt.py')],
     'papers.cspd': [
         ('--suite=table9', 'suite'), ('--batch_sizes=0', 'batch_sizes is (0,)'),
