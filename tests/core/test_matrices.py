@@ -252,7 +252,7 @@ def test_a_round_copies_no_matrix(folder):
       assert not re.search(rf'= f32\[{shape[0]},{shape[1]}\]\S* (copy|transpose)\(', text), shape
 
 
-@pytest.mark.parametrize('batch', [1, 2])
+@pytest.mark.parametrize('batch', representative([1, 2], 2))
 @pytest.mark.parametrize('decoder, is_chain', [
     ('mc_sjd(window=5)', True), ('seed_exact(tree=default_tree, window=16)', False),
     ('corrected(corrector=layers, window=16)', True)])

@@ -211,5 +211,5 @@ def test_the_error_lists_what_is_wrong():
 def test_a_relaxed_verifier_without_a_gap_is_noted():
   mass = lambda p, q, token, depth: 2 * accept.take(p, token)
   noted = lambda **fields: any('neither exact nor bounded' in note for note in check_verifier(
-      by_test(mass, exact=False, **fields)).notes)
+      by_test(mass, exact=False, check=of_one, **fields)).notes)
   assert noted(bounded=False) and not noted(bounded=True, gap=doubled_gap(1))
