@@ -1,6 +1,6 @@
 """Corrected windows: the tables of docs/lab/corrected_windows.md and of the page before it.
 
-  python -m experiments.topologies --config=configs/corrected.py:NAME
+  python -m experiments.sweep --config=configs/corrected.py:NAME
 
 NAME, and what is measured; runtimes are on two CPU cores:
 
@@ -29,7 +29,7 @@ in runs/corrected, runs/corrected_ablations and so on (rows.csv, report.json).
 
 from cspd_jax import cli
 from cspd_jax.cli import groups
-from experiments.topologies import Config
+from experiments.sweep import Config
 
 DECODERS = (
     'mc_sjd', 'eagle+block', 'corrected(corrector=neighbours, iterations=3)',
@@ -82,7 +82,8 @@ CONFIGS = dict(
         decoder=(
             'sjd', 'mc_sjd', 'sjd_pac', 'eagle(tree=chain(12))+block', 'eagle(tree=EAGLE)',
             'corrected', 'corrected_seed_exact'),
-        window=(32,), temperatures=(0.7, 1.0, 1.3), scales=(1.0, 3.0, 6.0), entropy=True,
+        window=(32,), temperatures=(0.7, 1.0, 1.3), scales=(1.0, 3.0, 6.0),
+        measure=('entropy',),
         images=groups.Images(num_images=16, seed=12), workdir='runs/uncertainty'),
     proof=Config(
         decoder=('corrected_seed_exact(iterations=4)', 'corrected(iterations=4)'),

@@ -1,7 +1,7 @@
 """One decoder of every kind at up to 64 tokens per forward pass: the table of the README.
 
-  python -m experiments.topologies --config=configs/kinds.py
-  python -m experiments.topologies --config=configs/kinds.py:demo
+  python -m experiments.sweep --config=configs/kinds.py
+  python -m experiments.sweep --config=configs/kinds.py:demo
 
 The first command measures scenes of emoji, with tokens per forward pass inside things and on plain
 ground apart, the second the photographs of `demo`, which have no plain ground. Counts only; what
@@ -11,7 +11,7 @@ on two CPU cores. Results: in runs/kinds and runs/kinds_demo (rows.csv, report.j
 
 from cspd_jax import cli
 from cspd_jax.cli import groups
-from experiments.topologies import Config
+from experiments.sweep import Config
 
 DECODERS = (
     'vanilla', 'speculative(length=4)', 'eagle(tree=LANTERN)', 'mc_sjd', 'seed_exact',
@@ -26,7 +26,7 @@ _METRICS = 'step_compression', 'tokens_per_pass', 'one_token_rounds'
 CONFIGS = dict(
     emoji=Config(
         loading=groups.LoadFlags('emoji'), decoder=DECODERS, window=(64,), metrics=_METRICS,
-        ground=True,
+        measure=('ground',),
         images=groups.Images(prompts='configs/held_out.txt', num_images=64), workdir='runs/kinds'),
     demo=Config(
         loading=groups.LoadFlags('demo'), decoder=_OF_DEMO, window=(64,), metrics=_METRICS,

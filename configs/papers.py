@@ -1,6 +1,6 @@
 """The measurements of the papers' pages, by the program that makes them.
 
-  python -m experiments.topologies --config=configs/papers.py:NAME
+  python -m experiments.sweep --config=configs/papers.py:NAME
 
   sjd      SJD (arXiv 2410.01699) and MC-SJD (2510.24211): step compression of Jacobi windows whose
            drafts are redrawn (SJD), maximally coupled (MC-SJD) or share their noise with the
@@ -12,9 +12,6 @@
            windows at equal numbers of tokens per round, with `demo` and with `emoji`
   chains   block verification (arXiv 2403.10444) compared with token-by-token verification, on the
            same chains of drafts
-
-  python -m experiments.benchmark --config=configs/papers.py:NAME
-
   cool_sd  Cool-SD (arXiv 2601.09212): the bound on total variation, the likelihood and the Frechet
            distance over the accepted length (Figures 3 to 5), on a chain and on a tree, for the
            schedules with clamping and as printed, and for uniform relaxation; tests of its claims
@@ -35,10 +32,26 @@
 Results: in runs/papers/NAME, the files of the program. More images are flags: --num_images=128.
 """
 
+from configs import relaxed
 from cspd_jax import cli
 from cspd_jax.cli import groups
-from experiments import benchmark, topologies
+from experiments import sweep
 from experiments.papers import fidelity, published
+
+COUPLINGS = (
+    'jacobi(coupling=independent)+rejection', 'jacobi(coupling=maximal)+rejection',
+    'jacobi(coupling=gumbel)+rejection', 'jacobi(coupling=gumbel)+match')
+FRESH = tuple(
+    f'jacobi(coupling={coupling}, initialization={fresh})+{verifier}'
+    for fresh in ('repeat-left', 'repeat-above', 'resample-left', 'resample-above')
+    for coupling, verifier in (('maximal', 'rejection'), ('gumbel', 'match')))
+# Trees larger than a window are left out.
+TREES = tuple(
+    f'{decoder}(tree={tree})'
+    for decoder in ('sjd_pac', 'seed_exact')
+    for tree in ('paths(2, 3)', 'paths(3, 3)', 'paths(4, 3)', 'caterpillar(2, 3)',
+                 'caterpillar(4, 1)', 'caterpillar(4, 3)', 'kary(2, 3)', 'kary(2, 4)',
+                 'kary(3, 3)', 'kary(4, 3)'))
 
 _COOL_SD = ('uniform', 'Cool-SD', 'Cool-SD, printed', 'Cool-SD linear', 'Cool-SD linear, printed')
 _LANTERN = ('LANTERN++, G*', 'LANTERN++, released', 'GSD')
@@ -51,40 +64,36 @@ _CHAINS = ('speculative(length=4)', 'model(length=4)+block', *(
         'medusa(tree=chain(4))', 'eagle(tree=chain(4))', 'eagle(tree=chain(7))')
     for verifier in ('', '+block')))
 
-Config = topologies.Config | benchmark.Config | published.Config | fidelity.Config
+Config = sweep.Config | published.Config | fidelity.Config
 
 CONFIGS: dict[str, Config] = dict(
-    sjd=topologies.Config(
-        loading=groups.LoadFlags('demo'), decoder=topologies.COUPLINGS + topologies.FRESH,
-        workdir='runs/papers/sjd'),
-    sjd_pac=topologies.Config(
-        loading=groups.LoadFlags('demo'), decoder=('mc_sjd', *topologies.TREES),
-        workdir='runs/papers/sjd_pac'),
-    variants=topologies.Config(
-        loading=groups.LoadFlags('demo'), decoder=_VARIANTS, window=(16,),
-        images=groups.Images(num_images=32), workdir='runs/papers/variants'),
-    variants_emoji=topologies.Config(
+    sjd=sweep.Config(
+        decoder=COUPLINGS + FRESH, window=(16, 64), workdir='runs/papers/sjd'),
+    sjd_pac=sweep.Config(
+        decoder=('mc_sjd', *TREES), window=(16, 64), workdir='runs/papers/sjd_pac'),
+    variants=sweep.Config(
+        decoder=_VARIANTS, window=(16,), images=groups.Images(num_images=32),
+        workdir='runs/papers/variants'),
+    variants_emoji=sweep.Config(
         loading=groups.LoadFlags('emoji'), decoder=_VARIANTS, window=(16,),
         images=groups.Images(num_images=32), workdir='runs/papers/variants_emoji'),
-    chains=topologies.Config(
-        loading=groups.LoadFlags('demo'), decoder=_CHAINS, window=(16,),
-        images=groups.Images(num_images=128), workdir='runs/papers/chains'),
-    cool_sd=benchmark.Config(
-        loading=groups.LoadFlags('demo'), drafter=(), verifier=(),
-        curves=tuple(curve for curve in benchmark.CURVES if curve.name in _COOL_SD),
-        claims=tuple(claim for claim in benchmark.CLAIMS if claim.better in _COOL_SD),
-        timed_images=None, workdir='runs/papers/cool_sd'),
-    lantern=benchmark.Config(
-        loading=groups.LoadFlags('demo'),
+    chains=sweep.Config(
+        decoder=_CHAINS, window=(16,), images=groups.Images(num_images=128),
+        workdir='runs/papers/chains'),
+    cool_sd=relaxed.measured(
+        curves=tuple(curve for curve in relaxed.CURVES if curve.name in _COOL_SD),
+        claims=tuple(claim for claim in relaxed.CLAIMS if claim.better in _COOL_SD),
+        workdir='runs/papers/cool_sd'),
+    lantern=relaxed.measured(
         drafter=('eagle(tree=EAGLE)', 'eagle2(num_nodes=25, width=10, depth=5)'),
         verifier=(
             'rejection', 'lantern(delta=0.1)', 'lantern_pp(lam=2)',
             'lantern_pp(lam=2, residual=released_llamagen)',
             'lantern_pp(lam=2, residual=released_dynamic)'),
-        curves=tuple(curve for curve in benchmark.CURVES if curve.name in _LANTERN),
-        claims=tuple(claim for claim in benchmark.CLAIMS
+        curves=tuple(curve for curve in relaxed.CURVES if curve.name in _LANTERN),
+        claims=tuple(claim for claim in relaxed.CLAIMS
                      if claim.better in _LANTERN or claim.metric is not None),
-        workdir='runs/papers/lantern'),
+        timed_images=2, workdir='runs/papers/lantern'),
     published_demo=published.Config(
         rows='demo', loading=groups.LoadFlags('demo'), images=groups.Images(num_images=64),
         asked=False, paper=('this_project', 'sjd', 'lantern', 'cool_sd'),

@@ -24,22 +24,34 @@ import pathlib
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import cspd_jax
 from cspd_jax import cli
 from cspd_jax.cli import compiled, exits, groups
-from cspd_jax.core import fields
+from cspd_jax.core import fields, spec
 from cspd_jax.files import paths
-from cspd_jax.measure import tables
-from experiments import against
-from experiments.stages import checks, continuous, images, rounds, served
+from cspd_jax.measure import measurements, tables
+from cspd_jax.measure.bench import Bench
+from experiments import against, serving
+from experiments.stages import checks, continuous, rounds
 from experiments.stages.piece import Piece, stored
 
 _LEAST = 15.0  # Seconds without which no stage starts.
 _LLAMAGEN = 'c2i_xl_256'
 _IMAGES = {'': '{name}', 's/image': '{seconds:.3f}', 'ms/token': '{ms:.2f}',
            'over PyTorch': '{over_pytorch:.1f}x', 'over vanilla': '{over_vanilla:.2f}x'}
+# The decoders of which whole images of embedded models are timed.
+_WINDOWS = ('corrected_seed_exact(iterations=4, window=64)', 'corrected(iterations=4, window=64)',
+            'seed_exact(window=64)', 'mc_sjd(window=64)')
+_CHAINS = ('exact_head', 'windows(window=8)')
+_SHIPPED = {
+    'demo': (*_WINDOWS, 'corrected(corrector=neighbours, iterations=3, window=64)'),
+    'emoji': _WINDOWS, 'emoji_continuous': _CHAINS, 'mar_demo': _CHAINS}
+_TIMED = {'decoder': '{decoder}', 'forward passes': '{rounds:.1f}',
+          'ms/pass': '{ms_per_round:.3f}', 's/image': '{seconds_per_image:.4f}',
+          'speed-up': '{speedup:.2f}x'}
 _GRACE = 15.0  # Seconds that a stage may take longer, for what cannot be interrupted.
 
 
@@ -94,8 +106,23 @@ def _xl(config: Config, piece: Piece) -> None:
 
 
 def _images(config: Config, piece: Piece) -> None:
-  for name in ('demo',) if config.rehearse else images.DECODERS:
-    images.speed(piece, name, 2 if config.rehearse else 8)
+  count = 2 if config.rehearse else 8
+  for name, texts in {'demo': _WINDOWS[:1]}.items() if config.rehearse else _SHIPPED.items():
+    title = f'{name}, {count} images, one at a time'
+    texts = [str(spec.parse(text)) for text in texts]
+    if all(piece.has(title, decoder=text) for text in texts):
+      continue
+    model = cspd_jax.load(name, dtype='bfloat16')
+    bench = Bench(model, [model.prompts[i % len(model.prompts)] for i in range(count)],
+                  batch_size=1)
+    metrics = measurements.choose(model.table.tokens, ['rounds'])
+    for text in texts:
+      piece.measure(title, _TIMED, dict(decoder=text), functools.partial(
+          _timed, measurements.each(bench, [text], metrics, timed_images=count)))
+
+
+def _timed(rows: Iterator[measurements.Measurement]) -> dict[str, Any]:
+  return next(rows).figures
 
 
 def _official(config: Config, piece: Piece) -> None:
@@ -121,8 +148,8 @@ def _official(config: Config, piece: Piece) -> None:
 def _exact(config: Config, piece: Piece) -> None:
   checks.kernels(piece)
   for name in ('demo',) if config.rehearse else ('emoji', 'demo'):
-    images.seeds(piece, name, 2 if config.rehearse else 256)
-  checks.exact(piece)
+    checks.seeds(piece, name, 2 if config.rehearse else 256)
+  checks.distributions(piece)
 
 
 def _large(config: Config, piece: Piece) -> None:
@@ -148,11 +175,25 @@ def _continuous(config: Config, piece: Piece) -> None:
 
 
 def _served(config: Config, piece: Piece) -> None:
-  sizes = (4, 2, '1,2') if config.rehearse else (64, 16, '1,16,64')
-  served.measure(piece, 'demo', 'corrected_seed_exact', *sizes)
+  _serve(config, piece, 'demo', 'demo', 'corrected_seed_exact')
   name = _size(config, _LLAMAGEN)
-  if folder := served.with_random_weights(piece, name):
-    served.measure(piece, f'{name} with random weights', 'seed_exact(window=16)', *sizes, folder)
+  if folder := rounds.saved(piece, name):
+    _serve(config, piece, f'{name} with random weights', folder, 'seed_exact(window=16)')
+
+
+def _serve(config: Config, piece: Piece, name: str, model: str | pathlib.Path, decoder: str
+           ) -> None:
+  """Times a server of a model against the decoding of a list, in a folder of its own."""
+  title, workdir = f'serving {name}', piece.folder / name
+  if piece.has(title):
+    return
+  count, slots, clients = (4, 2, '1,2') if config.rehearse else (64, 16, '1,16,64')
+  piece.attempt(title, lambda: serving.main([
+      'serving', f'--model={model}', '--soak=0', f'--num_images={count}', f'--slots={slots}',
+      f'--clients={clients}', f'--decoder={decoder}', f'--workdir={workdir}']))
+  for table in tables.read_tables(workdir) if (workdir / 'report.json').exists() else ():
+    for row in table.rows:
+      piece.add(title, table.columns, dict(row))
 
 
 STAGES = {

@@ -49,7 +49,7 @@ _TRUST = 'a Python file, which is run, so use only one that you trust.'
 # A configuration file, and the name of one of its configurations.
 _NAMED = re.compile(r'(.*?)(?::(\w*))?', re.DOTALL)
 # Fields that hold the path of an output.
-_FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('json', 'stream')
+_FOLDERS, _FILES = ('workdir', 'output', 'export', 'store'), ('stream',)
 _line = contextvars.ContextVar('line', default='')
 
 

@@ -2,14 +2,18 @@
 
   cspd-verify --model=checkpoints/c2i_xl_384
   cspd-verify --model=emoji --minutes=3
+  cspd-verify --model=emoji --dtype=bfloat16 --decoder='seed_exact(window=16)' --num_images=256
+  cspd-verify --tables --minutes=60
 
-In this order, the cheap and the decisive first: the files; the image tokenizer, by pictures that
-come with the package; the passes of decoders against the training's, and against other code, if
-PyTorch is installed and transformers, or with --repo a clone of the official repository, has a
-class; whether the model expects these pictures; whether decoders generate the images that they
-promise, in which distribution; and their time. Every check passed, failed, or was not compared,
-with what would compare it. Writes report.md, report.json and sheet.png, images of two decoders to
-look at. Exits with 1 if a check failed.
+In this order, the cheap and the decisive first: the files; on an NVIDIA GPU the kernels of the
+library; the image tokenizer, by pictures that come with the package; the passes of decoders against
+the training's, and against other code, if PyTorch is installed and transformers, or with --repo a
+clone of the official repository, has a class; whether the model expects these pictures; whether
+decoders generate the images that they promise, in which distribution; and their time. With --tables
+at last the decoders, without --decoder every one, are compared with enumerated distributions of
+small tables, whatever the model is. Every check passed, failed, or was not compared, with what
+would compare it. Writes report.md, report.json and sheet.png, images of two decoders to look at.
+Exits with 1 if a check failed.
 """
 
 import dataclasses
@@ -26,7 +30,7 @@ import numpy as np
 
 from cspd_jax import cli, sharding
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import compilations, fields, progress
+from cspd_jax.core import compilations, fields, programs, progress
 from cspd_jax.files import atomic
 from cspd_jax.files.run_folder import Report
 from cspd_jax.generation import stored_run
@@ -34,7 +38,7 @@ from cspd_jax.generation.cascade import Cascade
 from cspd_jax.measure import tables
 from cspd_jax.measure.bench import Bench
 from cspd_jax.plots import grid
-from cspd_jax.verify import decoders, likelihood, network, other_code, pictures, stored
+from cspd_jax.verify import decoders, device, likelihood, network, other_code, pictures, stored
 from cspd_jax.verify.result import Result, skipped
 
 _SHEET, _TEXT = 'sheet.png', 'report.md'
@@ -45,8 +49,7 @@ _CHECKS = {'check': '{name}', 'result': '{verdict}', 'what was found': '{words}'
 _SPEED = {'decoder': '`{decoder}`', 'guarantee': '{guarantee}', 'passes': '{passes:.1f}',
           'ms per pass': '{ms_per_pass:.2f}', 's per image': '{seconds:.3f}',
           'speed-up': '{speedup:.2f}x', 'compile s': '{compile_seconds:.1f}'}
-# Images for the decoders, each prompt twice, and for their time.
-_IMAGES, _TIMED = 16, 4
+_TIMED = 4  # Images of which the time is measured.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +65,10 @@ class Config:
       model, which Janus-Pro's cannot be.
     prompt: prompts of the decoders' images, separated as for cspd-generate; may be repeated. None
       uses the model's own.
+    decoder: specifications of the decoders that are checked; None for the default, the best
+      seed-exact one and the best exact one.
+    num_images: images of each decoder, two of every prompt.
+    tables: whether decoders are compared with enumerated distributions of small tables, too.
     output: folder of the results; None uses runs/verify/ and the name of the model.
   """
 
@@ -70,10 +77,14 @@ class Config:
   repo: str | None = None
   published: str | None = None
   prompt: str | tuple[str, ...] | None = None
+  decoder: tuple[str, ...] | None = None
+  num_images: int = 16
+  tables: bool = False
   output: str | None = None
 
   def __post_init__(self):
-    fields.check(self, minutes=fields.NOT_NEGATIVE)
+    fields.check(self, minutes=fields.NOT_NEGATIVE, num_images=(2, groups.MOST_IMAGES))
+    fields.check_lists(self, 'decoder')
 
 
 @dataclasses.dataclass
@@ -83,9 +94,13 @@ class Verification:
   end: float  # When no further check begins, by `time.monotonic`.
   results: list[Result] = dataclasses.field(default_factory=list)
 
+  def is_over(self) -> bool:
+    """Whether no further check begins."""
+    return time.monotonic() > self.end
+
   def run(self, name: str, check: Callable[[], Iterator[Result]]) -> None:
     """Makes a check, in what is left of the time, and shows what it says."""
-    if time.monotonic() > self.end:
+    if self.is_over():
       self._add(skipped(name, 'the time was over; give more --minutes'))
       return
     with compilations.told(lambda: f'checking: {name}', True):
@@ -124,7 +139,7 @@ def _check_network(config: Config, model: Any, prompts: list[Any]) -> Iterator[R
 
 
 def _usual_prompts(config: Config, model: Any) -> list[Any]:
-  count = _IMAGES // 2
+  count = config.num_images // 2
   prompts, _ = inputs.images(groups.Images(prompt=config.prompt), model, default=count)
   return [prompts[i % len(prompts)] for i in range(count)] * 2
 
@@ -135,13 +150,17 @@ def main(config: Config) -> int:
   report = Report(folder, [_SHEET, _TEXT], program='cspd-verify')
   done = Verification(time.monotonic() + 60 * config.minutes)
   done.run('files', lambda: stored.check(config.loading.model))
+  if programs.on_cuda():
+    done.run('kernels', device.check)
   speeds: list[dict[str, Any]] = []
   content: dict[str, Any] = dict(model=config.loading.model)
-  if done.results[-1].verdict != 'failed':
+  if done.results[0].verdict != 'failed':
     model = inputs.model(config.loading)
     content = dict(model=model.name, family=model.family, where=sharding.in_words(model.devices),
                    weights=stored_run.weights(model))
     _check_model(config, model, done, report, speeds)
+  if config.tables:
+    done.run('tables', lambda: decoders.on_tables(config.decoder, done.is_over))
   failed = [result for result in done.results if result.verdict == 'failed']
   verdict = _verdict(done.results)
   rows = [{**dataclasses.asdict(result), 'numbers': {
@@ -167,12 +186,13 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
     done.run(f'{name}network', functools.partial(_check_network, config, stage, prompts))
     if not isinstance(model, Cascade):  # Whose pictures have no codes of a prior.
       done.run('likelihood', functools.partial(likelihood.check, stage, seen))
-    texts = decoders.chosen(stage)
-    bench = Bench(stage, prompts, batch_size=_IMAGES)
+    texts = decoders.chosen(stage) if config.decoder is None else [
+        str(stage.specification(text)) for text in config.decoder]
+    bench = Bench(stage, prompts, batch_size=config.num_images)
     done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))
     done.run(f'{name}drafters', functools.partial(decoders.accepted, bench, stored.predictions(
         config.loading.model, inputs.parts(config.loading.parts), bool(name))))
-    if time.monotonic() > done.end:
+    if done.is_over():
       continue
     speeds += decoders.speed(bench, texts, _TIMED, max(done.end - time.monotonic(), 1))
     if not name and stage.tokenizer is not None:

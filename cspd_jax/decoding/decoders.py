@@ -42,7 +42,7 @@ from cspd_jax.decoding.verifiers.rejection import rejection
 def default_tree(window: int) -> Tree:
   """Returns the tree of `sjd_pac` for a window.
 
-  Selected by measurement on the embedded model (`experiments.topologies`): for a long window the
+  Selected by measurement on the embedded model (`experiments.sweep`): for a long window the
   full ternary tree with three levels of SJD-PAC's released code, for a medium one three candidates
   for the first token, and for a short one a chain, which needs all the tokens there.
   """

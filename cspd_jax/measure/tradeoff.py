@@ -158,7 +158,7 @@ class Claim(NamedTuple):
   metric: str | None = None
 
 
-def guarantee_conclusions(rows: Sequence[Measurement]) -> list[Conclusion]:
+def guarantee_conclusions(rows: Sequence[Measurement], baseline: str) -> list[Conclusion]:
   """Tests whether the decoders meet their guarantees; omits guarantees that were not measured."""
   figures, result = [row.figures for row in rows], []
   deviations = {row['decoder']: _deviation(row['nll_excess'], row['nll_excess_error'])
@@ -169,15 +169,15 @@ def guarantee_conclusions(rows: Sequence[Measurement]) -> list[Conclusion]:
         'exact decoders are exact', 'yes' if deviations[worst] < _BIASED else 'no',
         f'NLL minus entropy is 0 within {deviations[worst]:.1f} standard errors for all '
         f'{len(deviations)} of them (the largest deviation has {worst})'))
-  # The first row is the baseline. The comparison with the baseline in windows of the same length
-  # takes precedence where it was measured: other shapes are rounded differently.
+  # The comparison with the baseline in windows of the same length takes precedence where it was
+  # measured: other shapes are rounded differently.
   equal = [row['equal_to_baseline'] if row.get('equal_in_window') is None
            else row['equal_in_window']
-           for row in figures[1:] if row['equal_to_baseline'] is not None
-           and row['guarantee'] is Guarantee.SEED_EXACT]
+           for row in figures if row['equal_to_baseline'] is not None
+           and row['guarantee'] is Guarantee.SEED_EXACT and row['decoder'] != baseline]
   if equal:
     result.append(Conclusion(
-        f'seed-exact decoders generate the images of {figures[0]["decoder"]}',
+        f'seed-exact decoders generate the images of {baseline}',
         'yes' if min(equal) == 1 else 'no',
         f'{np.mean(equal):.0%} of the images are equal, with {len(equal)} decoders'))
   return result

@@ -1,6 +1,6 @@
 """Whether decoders generate what they promise on this device, and how fast they are."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from cspd_jax.generation.images import fitted
 from cspd_jax.measure import timing
 from cspd_jax.measure.bench import Bench
 from cspd_jax.metrics import acceptance, base, likelihood
+from cspd_jax.testing.proofs import enumerated
 from cspd_jax.verify.result import Result, judged, skipped
 
 # Windows that are tried, on a CPU and on an accelerator, which drafters of which are seed-exact.
@@ -22,6 +23,7 @@ _SEED_EXACT = ('corrected_seed_exact', 'corrected_seed_exact(corrector=local)',
 _ERRORS, _NATS = 4.0, 0.005
 # What a rate of acceptance may be below the predicted one, of other images.
 _RATE = 0.05
+_SAMPLES = 2**19  # Sequences per decoder of a table.
 # Turns in which images are timed at most.
 _REPEATS = 3
 
@@ -42,7 +44,7 @@ def chosen(model: Any) -> list[str]:
 
 def exact(model: Any, bench: Bench, texts: Sequence[str]) -> Iterator[Result]:
   """Yields, per decoder, whether its images are the promised ones; `bench` has prompts twice."""
-  for text in [bench.baseline, *texts]:
+  for text in dict.fromkeys([bench.baseline, *texts]):
     sample = bench.sample(text)
     decoded, count = sample.decoded, len(sample.decoded.valid)
     if not np.all(decoded.valid):
@@ -50,9 +52,9 @@ def exact(model: Any, bench: Bench, texts: Sequence[str]) -> Iterator[Result]:
                    f'{np.sum(~decoded.valid)} of {count} images')
       continue
     yield _rows(text, bench, decoded.tokens)
+    if text != bench.baseline and bench.check(text).guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
+      yield _seed_exact(text, bench)
     guarantee = bench.images(text).sampler.guarantee
-    if text != bench.baseline and guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
-      yield _seed_exact(text, bench, guarantee)
     if not model.table.seed_exact:
       yield skipped(f'{text}: distribution', 'continuous tokens have no likelihood here; '
                     'cspd-compare --paired compares images of the same seeds')
@@ -72,10 +74,11 @@ def _rows(text: str, bench: Bench, tokens: np.ndarray) -> Result:
       equal_tokens=float(np.mean(same)))
 
 
-def _seed_exact(text: str, bench: Bench, guarantee: Guarantee) -> Result:
+def _seed_exact(text: str, bench: Bench) -> Result:
   window = bench.check(text).drafter.tree.num_nodes + 1
   other = f'{bench.baseline}(window={window})'
   first, second = bench.sample(text).decoded, bench.sample(other).decoded
+  guarantee = bench.images(text).sampler.guarantee  # Known once both programs are compiled.
   equal = np.all(first.tokens == second.tokens, axis=1)
   log_probs = float(np.mean(first.log_probs == second.log_probs))
   words = (f'{np.sum(equal)} of {len(equal)} images and {log_probs:.2%} of the log-probabilities '
@@ -117,13 +120,41 @@ def accepted(bench: Bench, records: Iterable[Mapping[str, Any]]) -> Iterator[Res
         not np.any(measured < predicted - np.maximum(_ERRORS * errors, _RATE)),
         f'drafts are accepted at the rates {listed(measured)} by position, where the training '
         f'predicted {listed(predicted)}', measured=measured.tolist(), predicted=predicted.tolist())
+def on_tables(texts: Sequence[str] | None, is_over: Callable[[], bool]) -> Iterator[Result]:
+  """Yields a result per decoder, None for all, and table, until the time is over.
+
+  A decoder that cannot be built for a table raises ValueError.
+  """
+  tables = [enumerated.table(), enumerated.table(greedy=True)]
+  texts = enumerated.every(tables[0]) if texts is None else texts
+  for text in texts:
+    enumerated.build(tables[0], enumerated.sized(text))
+  every = [(table, text) for table in tables for text in texts]
+  for number, (table, text) in enumerate(every):
+    if is_over():
+      yield skipped(f'{len(every) - number} of {len(every)} decoders on tables',
+                    'the time was over; give more --minutes')
+      return
+    yield on_table(table, text, len(every), _SAMPLES)
+
+
+def on_table(table: enumerated.Table, text: str, count: int, samples: int) -> Result:
+  """Returns whether one of `count` decoders has the enumerated distribution of a table."""
+  report, guarantee, bound, passed = enumerated.tested(table, text, count, samples)
+  return judged(
+      f'{text} on a table, temperature {table.sampling.temperature:g}', passed,
+      f'{report.samples} sequences are {report.tv:.5f} in total variation from the enumerated '
+      f'distribution, where an exact decoder has {report.tv_expected:.5f} on average'
+      + (f' and this one at most {bound:.5f} more' if bound else ''),
+      guarantee=guarantee, tv=report.tv, tv_expected=report.tv_expected, bound=bound,
+      p_value=report.p_value, samples=report.samples)
 
 
 def speed(bench: Bench, texts: Sequence[str], count: int, budget: float
           ) -> Iterator[dict[str, Any]]:
   """Yields a row per decoder: passes, seconds and speed-up of `count` images, one at a time."""
   images = {text: fitted(bench.images(text, batch_size=1, count=count))
-            for text in [bench.baseline, *texts]}
+            for text in dict.fromkeys([bench.baseline, *texts])}
   compared = timing.compare(images, repeats=_REPEATS, budget=budget)
   times = {text: np.asarray(result.seconds) for text, result in compared.items()}
   for text, result in compared.items():

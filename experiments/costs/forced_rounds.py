@@ -55,7 +55,7 @@ def check(target: Target, texts: Sequence[str], accepted: str, model: str
           ) -> dict[str, tuple[Decoder, predicted.Measured]]:
   """Builds decoders, `BASELINE` first, and reads what a report has on their rounds.
 
-  `accepted` is a report.json of `experiments.continuous_windows`, whose rows of `model` count.
+  `accepted` is a report.json of `experiments.sweep --measure=head`, whose rows of `model` count.
   """
   result = {}
   for text in (BASELINE, *texts):
@@ -63,7 +63,7 @@ def check(target: Target, texts: Sequence[str], accepted: str, model: str
     if measured.tokens is None or measured.head_calls is None and text != BASELINE:
       raise ValueError(
           f'decoder holds {text!r}, which accepted ({accepted!r}) does not contain for {model}; '
-          'give a report of experiments.continuous_windows with it.')
+          'give a report of experiments.sweep with it.')
     result[text] = specification.build(text, target), measured
   return result
 

@@ -90,7 +90,7 @@ def measured(path: str | os.PathLike, text: str, model: str | None = None,
   The rows of the report, of `model` if it has several, have 'decoder', maybe 'calls_per_round', and
   'tokens_per_pass' or else 'step_compression', which is larger; another file raises ValueError, and
   so do rows of the decoder that disagree. Of rows with 'options' only the first counts: the others
-  vary it (`experiments.continuous_windows`). The report is not read for `vanilla` and `mar`, which
+  vary it (`--measure=head` of the sweep). The report is not read for `vanilla` and `mar`, which
   commit one token, nor with an `override`, the number of tokens of all decoders.
   """
   spec = spec_lib.parse(text)

@@ -16,6 +16,8 @@ import cspd_jax
 from cspd_jax import families
 from cspd_jax.core import programs, spec
 from cspd_jax.decoding import warp
+from cspd_jax.files import store
+from cspd_jax.models import vq
 from experiments.costs import devices, predicted, timed_rounds
 from experiments.stages.piece import Piece
 
@@ -48,6 +50,24 @@ def described(piece: Piece, name: str, quantize: bool = False) -> cspd_jax.Model
     model = timed_rounds.with_int8_matrices(model)
   params = timed_rounds.random_like(model.params)
   return dataclasses.replace(model, params=jax.block_until_ready(params))
+
+
+def saved(piece: Piece, name: str) -> pathlib.Path | None:
+  """Saves such a size of LlamaGen with a tokenizer; returns the folder, None if it fails."""
+  folder = piece.folder / 'random' / name
+
+  def create() -> pathlib.Path:
+    model = described(piece, name)
+    sizes = vq.VQConfig(codebook_size=model.config.vocab_size)
+    networks = {'target': (model.family, model.config, model.params), 'tokenizer': (
+        'vq', sizes, timed_rounds.random_like(store.sketch('vq', sizes).params))}
+    for role, network in networks.items():
+      store.save(folder / role, *network)
+    families.save(folder, model.family, {role: role for role in networks})
+    return folder
+
+  return folder if (folder / 'model.json').exists() else piece.attempt(
+      f'{name}: random weights', create)
 
 
 def measure(piece: Piece, name: str, texts: Sequence[str] = DECODERS, batch: int = 1,

@@ -133,6 +133,8 @@ def _set(settings):
 def test_kept_reports_have_todays_settings(name):
   wanted = atomic.plain(dataclasses.asdict(_CONFIGS[name]))
   kept = dict(_kept(name)['settings'])
+  if kept.get('window') == 8:  # The default on a CPU.
+    del kept['window']
   if isinstance(_CONFIGS[name], fidelity.Config):
     del kept['decoder']  # Those that were measured.
   assert _set(kept) == _set(wanted)

@@ -79,15 +79,16 @@ def test_conclusions_of_rows(dynamic, answer):
           row('eagle(tree=EAGLE)+rejection', 'exact', 3.0),
           row('eagle2(depth=5, num_nodes=25)+rejection', 'exact', dynamic),
           row('eagle2+cool', 'bounded', 4.0, excess=1.0)]
-  result = tradeoff.guarantee_conclusions(rows) + tradeoff.claim_conclusions(rows, CLAIMS)
+  result = [*tradeoff.guarantee_conclusions(rows, 'vanilla'),
+            *tradeoff.claim_conclusions(rows, CLAIMS)]
   assert [one.answer for one in result] == ['yes', 'yes', answer]
   assert '1.0 standard errors for all 4' in result[0].numbers
   rows.append(row('model+rejection', 'exact', 2.0, excess=-0.05))
-  biased = tradeoff.guarantee_conclusions(rows)[0]
+  biased = tradeoff.guarantee_conclusions(rows, 'vanilla')[0]
   assert biased.answer == 'no' and 'model+rejection' in biased.numbers
   excluded = row('model+rejection', 'exact', 2.0)  # Infinite, so that reports have None.
   excluded.figures.update(nll_excess=None, nll_excess_error=None)
-  assert tradeoff.guarantee_conclusions([*rows[:2], excluded])[0].answer == 'no'
+  assert tradeoff.guarantee_conclusions([*rows[:2], excluded], 'vanilla')[0].answer == 'no'
   assert not tradeoff.claim_conclusions(rows[:2], CLAIMS)
 
 
@@ -96,7 +97,7 @@ def test_images_that_are_rounded_differently(in_window, answer):
   rows = [row('vanilla', 'seed-exact', 1.0), row('seed_exact', 'seed-exact', 2.0),
           row('corrected_seed_exact', 'seed-exact', 2.0, in_window=in_window),
           row('eagle2', 'seed-exact up to rounding', 2.0, in_window=0.1)]
-  result = tradeoff.guarantee_conclusions(rows)[-1]
+  result = tradeoff.guarantee_conclusions(rows, 'vanilla')[-1]
   assert result.answer == answer and f'{(1 + in_window) / 2:.0%}' in result.numbers
 
 

@@ -18,11 +18,10 @@ from tests.marks import representative
 
 # Every program, with the flag that names the folder it writes, and whether it must be --config.
 COMMANDS = ('generate', 'compare', 'inspect', 'tune')
-WITH_CONFIG = (*COMMANDS, 'benchmark', 'topologies', 'decoders', 'compile_report',
-               'accelerator', 'quantized', 'train', 'cspd-train', 'papers.cspd')
+WITH_CONFIG = (*COMMANDS, 'sweep', 'compile_report', 'accelerator', 'train', 'cspd-train',
+               'papers.cspd')
 PROGRAMS = dict.fromkeys(WITH_CONFIG, '--workdir') | dict.fromkeys(COMMANDS, '--output') | {
-    'against': '--workdir', 'fit_head_drafter': '--output', 'cspd-convert': '--output',
-    'exactness': '--json'}
+    'against': '--workdir', 'fit_head_drafter': '--output', 'cspd-convert': '--output'}
 # Users run these; the programs of the repository share their checks.
 INSTALLED = (*COMMANDS, 'cspd-convert', 'cspd-train')
 # What these programs need before anything else is looked at.
@@ -126,7 +125,7 @@ PLACES = [('{tmp}/{long}', 'cannot be a path (File name too long)'),
 
 
 @pytest.mark.parametrize('name', representative(
-    [name for name, flag in PROGRAMS.items() if flag != '--json'], 'generate', 'cspd-train'))
+    PROGRAMS, 'generate', 'cspd-train'))
 def test_folders_that_cannot_be_written(capfd, folder, monkeypatch, name):
   flag = PROGRAMS[name]
   for place, message in PLACES:
@@ -244,15 +243,15 @@ FLAGS = {
         ('--parts=draft={tmp}/mars/patches', ('patch_size', '2', '1'))],
     'inspect': [
         ('--window=0', 'window is'), ('--model=nothing', 'nothing'), ('--batch=0', 'batch is 0')],
-    'topologies': [
-        ('--window=()', 'window is empty; give at least one'), ('--window=-4,16', '(-4, 16)'),
-        ('--decoder=', 'decoder is empty'), ('--metrics=speed_of_light', 'speed_of_light')],
-    'benchmark': [
-        ('--num_images=1', 'num_images is 1'), ('--temperature=0', 'temperature is 0'),
-        ('--metrics=beauty', 'beauty'), ('--columns=beauty', 'beauty'),
-        ('--drafter=falcon', 'falcon'), ('--verifier=loose', 'loose'),
-        ('--reference_sets=1', 'reference_sets is 1')],
-    'decoders': [('--window=0', 'window is 0'), ('--decoder=', 'decoder is empty')],
+    'sweep': [
+        ('--window=-4,16', '(-4, 16)'), ('--metrics=beauty', 'beauty'),
+        ('--columns=beauty', 'beauty'), ('--measure=beauty', 'one of overhead, queue'),
+        (('--drafter=falcon', '--verifier=match'), 'falcon'), ('--scales=nan', 'scales'),
+        ('--drafter=eagle', 'verifier is empty'), ('--decoder=eagle+loose', 'loose'),
+        ('--reference_sets=1', 'reference_sets is 1'),
+        (('--measure=entropy', '--num_images=1'), 'num_images is 1'),
+        (('--measure=int8', '--quantize=int8'), 'no decoder can run'),
+        (('--curve_drafter=jacobi', '--scales=2'), 'so leave models, temperatures and scales')],
     'compile_report': [
         ('--device=abacus', 'abacus'), ('--tokens_per_round=nan', 'tokens_per_round is nan')],
     'accelerator': [('--minutes=nan', 'minutes is nan'),
@@ -270,8 +269,6 @@ FLAGS = {
         (('--model=demo', '--store={tmp}/beach'), ('beach', 'holds other networks', '--dry_run')),
         (('--mesh=2x1', '--dry_run'), ("mesh is '2x1'", 'first number must be 1')),
         (('--decoder=eagle', '--guarantee=seed-exact'), ('nothing can run', 'EAGLE network'))],
-    'quantized': [('--guidance_scale=nan', 'guidance_scale'),
-                  ('--guidance_scale=()', 'guidance_scale is empty')],
     'train': [
         ('--image_size=1000000', 'image_size is 1000000'), ('--config.seed=-1', '--seed'),
         ('--target_train.optimizer.num_steps=-5', 'num_steps is -5'),
@@ -317,10 +314,6 @@ FLAGS = {
         ('--guidance_scale=1', 'guidance_scale is 1'),
         ('--model=demo', 'which has discrete tokens'),
         ('--output={tmp}', 'which exists; use another folder')],
-    'exactness': [
-        ('--vocab=1', 'vocab is 1'), ('--vocab=99999', 'vocab is 99999'),
-        ('--json=/dev/full', 'which is not a file'), ('--json={tmp}/{long}', 'cannot be a path'),
-        ('--json={tmp}/no/x.json', 'not a folder that can be written')],
     'against': [
         ('--repeats=0', 'repeats is 0'),
         (('--method=transformers', '--decoder=nothing'), "'nothing'"),
@@ -339,7 +332,7 @@ FLAGS = {
         ('--num_heads=x', 'it must be a whole number')]}
 # What is passed besides, unless a case has its own.
 DEFAULTS = {
-    **dict.fromkeys(('generate', 'topologies', 'benchmark', 'decoders'), ('--model={tmp}/model',)),
+    **dict.fromkeys(('generate', 'sweep'), ('--model={tmp}/model',)),
     'compare': ('--model={tmp}/model', '--decoder=vanilla,sjd_pac,speculative', '--budget=1e-3'),
     'compare of continuous tokens': ('--model={tmp}/mars/model', '--num_images=2'),
     'tune': ('--model={tmp}/beach',), 'cspd-train': ('--config=configs/train/drafters.py:eagle',),
@@ -362,7 +355,7 @@ def test_values_that_cannot_be(capfd, folder, name, words, message):
 
 @pytest.mark.parametrize('name, words', [
     ('compare', ['--decoder=vanilla']),
-    pytest.param('topologies', ['--window=4', '--decoder=mc_sjd'], marks=pytest.mark.slow)])
+    pytest.param('sweep', ['--window=4', '--decoder=mc_sjd'], marks=pytest.mark.slow)])
 def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, words):
   """They were removed in silence, and the program ended with 0."""
   report = Report(tmp_path / 'x', run={'seed': 1})
@@ -374,7 +367,7 @@ def test_finished_images_of_a_stopped_run_stay(capfd, folder, tmp_path, name, wo
 
 
 @pytest.mark.parametrize('name', representative(
-    ('generate', 'compare', 'benchmark', 'papers.cspd', 'cspd-train', 'fit_head_drafter', 'train'),
+    ('generate', 'compare', 'sweep', 'papers.cspd', 'cspd-train', 'fit_head_drafter', 'train'),
     'generate', 'compare', 'cspd-train'))
 def test_networks_of_another_kind(capfd, folder, name):
   flag = '--tokenizer_of' if name == 'train' else '--model'

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from absl.testing import absltest, parameterized
 
+import cspd_jax
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.metrics import likelihood
 from cspd_jax.testing import tabular
@@ -84,3 +85,29 @@ class UnigramTest(absltest.TestCase):
     a, b = np.array([[0, 0, 1, 2]]), np.array([[0, 1], [1, 1]])
     self.assertAlmostEqual(likelihood.unigram_distance(a, b, 5), 0.5)
     self.assertEqual(likelihood.unigram_distance(a, a, 5), 0)
+
+
+@pytest.mark.slow
+def test_distances_are_those_of_the_distributions(llamagens):
+  whole = cspd_jax.load(llamagens / 'alone', dtype='float32')
+  small = cspd_jax.load(llamagens / 'alone', dtype='float32', quantize='int8')
+  target, sampling = whole.target(guided=True), whole.sampling(guidance_scale=2.0, top_k=5)
+  condition, tokens = whole.condition([0, 1]), jnp.tile(jnp.arange(16), (2, 1)) % 4
+  result = likelihood.distance(target, whole.params, small.params, condition, tokens, sampling)
+  own, other = (np.asarray(likelihood.distributions(target, params, condition, tokens, sampling))
+                for params in (whole.params, small.params))
+  apart = 0.5 * np.abs(own - other).sum(axis=-1)
+  np.testing.assert_allclose(result.total_variation, apart.mean(axis=1), rtol=1e-5)
+  np.testing.assert_allclose(result.largest, apart.max(axis=1), rtol=1e-5)
+  assert result.total_variation.min() > 0 and result.largest.max() < 0.3
+  # A cut may leave tokens that the other target excludes: their relative entropy is infinite.
+  uncut = whole.sampling(guidance_scale=2.0)
+  own, other = (np.asarray(likelihood.distributions(target, params, condition, tokens, uncut),
+                           np.float64) for params in (whole.params, small.params))
+  result = likelihood.distance(target, whole.params, small.params, condition, tokens, uncut)
+  np.testing.assert_allclose(
+      result.relative_entropy, (own * np.log(own / other)).sum(axis=-1).mean(axis=1), atol=1e-6)
+  assert result.relative_entropy.min() > 1e-5
+  same = likelihood.distance(target, whole.params, whole.params, condition, tokens, sampling)
+  np.testing.assert_array_equal(same.nll, same.other_nll)
+  assert not np.any(same.largest) and not np.any(same.relative_entropy)

@@ -120,6 +120,18 @@ def test_drafts_are_accepted_as_the_training_predicted(emoji, bench):
   assert result.verdict == 'failed' and result.name == f'{text}: acceptance', result
 
 
+@pytest.mark.slow
+def test_decoders_on_tables(monkeypatch):
+  monkeypatch.setattr(decoders, '_SAMPLES', 2**14)
+  names = ['vanilla', 'eagle+typical']
+  found = list(decoders.on_tables(names, lambda: False))
+  assert [result.name for result in found] == [
+      f'{name} on a table, temperature {value}' for value in ('0.9', '0') for name in names]
+  assert {result.verdict for result in found} == {'passed'}, found
+  skipped, = decoders.on_tables(names, lambda: True)
+  assert skipped.name == '4 of 4 decoders on tables' and skipped.verdict == 'not compared'
+
+
 def test_files(tmp_path, emoji):
   found = list(stored.check('emoji'))
   assert verdicts(found) == {'files': 'passed', 'sizes': 'not compared'}

@@ -1,1 +1,1 @@
-"""Proofs of the decoders of this package: broken decoders, and models with analytic moments."""
+"""Proofs of the decoders of this package: broken decoders, tables and analytic models."""
