@@ -16,6 +16,7 @@ import cspd_jax
 from cspd_jax.core import kernels, programs
 from cspd_jax.decoding import rounding
 from cspd_jax.families.folder import with_cache_dtype
+from cspd_jax.generation.parts import Kept
 from cspd_jax.generation.slots import Runner
 from cspd_jax.generation.stored_run import decode
 from cspd_jax.serve import wire
@@ -257,7 +258,7 @@ def test_images_and_log_probabilities_are_those_of_vanilla_bit_for_bit(network, 
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_whatever_the_options(network, dtype):
   """They change probabilities, and not the logits that they are made of; ties flip soonest."""
-  model = dataclasses.replace(network, programs={}, params=jax.tree.map(
+  model = dataclasses.replace(network, kept=Kept(), params=jax.tree.map(
       lambda leaf: leaf.astype(dtype), network.params))
   # One program: the options are its arguments.
   for temperature, scale, top_k, top_p in itertools.product(
