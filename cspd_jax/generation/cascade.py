@@ -334,6 +334,11 @@ class CascadeImages:
     return dataclasses.replace(self, first=self.first.with_batch_size(size),
                                second=self.second.with_batch_size(size))
 
+  def with_seeds(self, seeds: Sequence[tuple[int, int]]) -> Self:
+    """Returns the images with other seeds and numbers `[B]`; see `Images.with_seeds`."""
+    return dataclasses.replace(self, first=self.first.with_seeds(seeds),
+                               second=self.second.with_seeds(seeds))
+
   def then(self, decoded: Any) -> Images:
     """Returns the images of the second model, given the result of the prior's decoder."""
     condition: Any = np.asarray(decoded.tokens, np.int32)

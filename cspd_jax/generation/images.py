@@ -69,6 +69,10 @@ class Images:
     """Returns the images with at most `size` of them at once."""
     return dataclasses.replace(self, batch_size=min(size, self.batch_size))
 
+  def with_seeds(self, seeds: Sequence[tuple[int, int]]) -> Self:
+    """Returns the images with other seeds and numbers `[B]`; prompts are not encoded again."""
+    return dataclasses.replace(self, seeds=seeds)
+
   @usual_promotion
   def inputs(self, index: np.ndarray) -> tuple[Any, jax.Array, Any]:
     """Returns condition, random keys and sampling options of the images with these numbers."""

@@ -169,9 +169,9 @@ class Service:
           served.decoders[order.decoder],
           batch_size=1,  # The memory of the slots is allocated already.
           **order.options)
-      whole = sampler.images([order.prompt] * order.n, seed=order.seed)
+      first = sampler.images([order.prompt], seed=order.seed)
       images.jobs = [
-          ImageJob(whole.pick([i]), order.decoder, images.listener(i),
+          ImageJob(first.with_seeds([(order.seed, i)]), order.decoder, images.listener(i),
                    watched=order.progress or order.partial_images > 0)
           for i in range(order.n)]
       if not images.given_up:  # If it is from here on, the jobs are cancelled.

@@ -134,8 +134,10 @@ def test_files_have_the_names_of_published_folders(to, source, name, tmp_path):
     ('eagle_anole', 'emoji', 'eagle cannot be written as an EAGLE drafter for anole: num_tokens is '
                              '273, where such files mean 256; row_width is 17, '),
     ('nextstep', 'emoji_continuous', "guidance is 'linear', where such files mean 'constant'"),
-    ('lumina_mgpt', 'emoji', r"(?s)\Atext cannot be written as .*: form is 'anole', where such "
-     r"files mean 'lumina_mgpt'\. --to=anole can hold this model\.\n  tokenizer: ")])
+    pytest.param(
+        'lumina_mgpt', 'emoji', r"(?s)\Atext cannot be written as .*: form is 'anole', where such "
+        r"files mean 'lumina_mgpt'\. --to=anole can hold this model\.\n  tokenizer: ",
+        marks=pytest.mark.slow)])
 def test_wrong_input_is_refused(to, source, message, tmp_path):
   if source == 'network':
     source = store.ASSETS / 'demo' / 'tokenizer'

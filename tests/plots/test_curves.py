@@ -36,9 +36,10 @@ class CurvesTest(parameterized.TestCase):
                      '{http://www.w3.org/2000/svg}svg')
 
   @parameterized.parameters(
-      ('path', 'a.jpg', panels()),
-      ('8 curves', 'a.png', [[Panel('a', 'b', {str(i): Curve([1], [1]) for i in range(8)})]]))
-  def test_bad_input(self, words, name, wrong):
-    with self.assertRaisesRegex(ValueError, words):
+      (ValueError, 'path', 'a.jpg', panels()),
+      (AssertionError, '8 curves', 'a.png',
+       [[Panel('a', 'b', {str(i): Curve([1], [1]) for i in range(8)})]]))
+  def test_bad_input(self, error, words, name, wrong):
+    with self.assertRaisesRegex(error, words):
       charts.save_curves(self.folder / name, wrong, xlabel='x')
     self.assertEmpty(list(self.folder.iterdir()))

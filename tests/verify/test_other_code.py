@@ -62,7 +62,7 @@ def code(request, monkeypatch, emoji):
 
 
 @pytest.mark.parametrize('make', [
-    None, mistakes.wrong_rotation_everywhere,
+    pytest.param(None, marks=pytest.mark.slow), mistakes.wrong_rotation_everywhere,
     pytest.param(mistakes.swapped_layers, marks=pytest.mark.slow)])
 def test_other_code_finds_what_all_passes_have(emoji, code, make):
   found = checked(make(emoji) if make else emoji, 'emoji', ['a fox on white'])
