@@ -114,17 +114,20 @@ def test_families_have_the_logits_of_other_code(name, tmp_path):
 
 
 def test_what_is_not_compared_says_what_would_compare_it(emoji, monkeypatch):
+  def check(model, name, repo=None):
+    result, = other_code.check(model, None, np.zeros((1, 1), int), np.zeros(1), name, repo, None)
+    assert result.verdict == 'not compared'
+    return result.words
+
   monkeypatch.setitem(sys.modules, 'torch', None)
-  result = checked(emoji, 'emoji', ['a fox on white'])['other code']
-  assert result.verdict == 'not compared'
-  assert 'ChameleonForConditionalGeneration cannot be imported' in result.words
-  assert result.words.endswith('pip install torch transformers')
+  words = check(emoji, 'emoji')
+  assert 'ChameleonForConditionalGeneration cannot be imported' in words
+  assert words.endswith('pip install torch transformers')
   demo = cspd_jax.load('demo')
-  result = checked(demo, 'demo', ['cat'])['other code']
-  assert result.verdict == 'not compared'
-  assert result.words.startswith('clone https://github.com/FoundationVision/LlamaGen, pip install')
+  assert check(demo, 'demo').startswith(
+      'clone https://github.com/FoundationVision/LlamaGen, pip install')
   with pytest.raises(ValueError, match='which does not contain autoregressive/models/gpt.py; give'):
-    checked(demo, 'demo', ['cat'], repo='.')
+    check(demo, 'demo', repo='.')
 
 
 PAGES = pathlib.Path(__file__).parents[2] / 'docs' / 'families'
