@@ -31,7 +31,8 @@ _SOURCES = {
     **{path.stem: _PUBLISHED for path in tables.REPORTS.glob('published_*.md')},
     'cspd_figures': ('cspd',), 'products': ('products', 'products_avx512'),
     'variants': ('variants', 'variants_emoji'), 'quality': ('quality', 'quality_scales'),
-    'serving': ('serving', 'serving_soak')}
+    'serving': ('serving', 'serving_soak'),
+    'compiled_mammothmoda2': ('compiled_mammothmoda2', 'compiled_mammothmoda2_64')}
 # The pictures that programs drew for pages: a kept report and its file, by name in docs/pictures.
 _PICTURES = {
     'acceptance.png': ('compare_emoji', 'acceptance.png'),
@@ -50,6 +51,13 @@ _KEPT = sorted(path.stem for path in tables.REPORTS.glob('*.md'))
 
 def _report(name):
   return json.loads((tables.REPORTS / f'{name}.json').read_text())
+
+
+# The sides of a grid, and the seconds of an image of so many codes.
+_ALONE['compiled_mammothmoda2'] = {'32', '64', *(
+    f'{codes / row["tokens_per_round"] * row["ms"] / 1e3:.2f}'
+    for name, codes in (('compiled_mammothmoda2', 32**2), ('compiled_mammothmoda2_64', 64**2))
+    for row in _report(name)['rows'])}
 
 
 @pytest.mark.slow
