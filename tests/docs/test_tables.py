@@ -26,7 +26,8 @@ _SOURCES = {
     'cpu': ('against_llamagen', 'against_llamagen_local', 'against_llamagen_xl',
             'against_llamagen_xl_local'),
     'compare': ('compare_cpu',), 'pairs': ('benchmark',), 'curves': ('benchmark',),
-    'rounding': tuple(path.stem for path in tables.REPORTS.glob('rounding_*.json')),
+    **dict.fromkeys(('rounding', 'rounding_options'), tuple(
+        path.stem for path in tables.REPORTS.glob('rounding_*.json'))),
     'released': _RACE, 'released_official': _RACE, 'released_distances': _RACE,
     **{path.stem: _PUBLISHED for path in tables.REPORTS.glob('published_*.md')},
     'cspd_figures': ('cspd',), 'products': ('products', 'products_avx512'),
