@@ -35,7 +35,7 @@ import numpy as np
 import cspd_jax
 from cspd_jax import cli, families, metrics, sharding
 from cspd_jax.cli import groups, inputs
-from cspd_jax.core import compilations, fields
+from cspd_jax.core import compilations, fields, matrices
 from cspd_jax.core.sampling import SamplingParams
 from cspd_jax.files import atomic, paths, run_folder, store
 from cspd_jax.generation.cascade import Cascade
@@ -281,8 +281,9 @@ def _measured(loading: groups.ModelFlags, model: cspd_jax.Model, output: pathlib
 
 def _is_stored_as(stored: Any, params: Any) -> bool:
   """Whether a network has the parameters `params`, in the dtype that `run` stores."""
-  pairs = zip(jax.tree.leaves(stored), jax.tree.leaves(params), strict=True)
-  return all(np.array_equal(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)) for x, y in pairs)
+  stored, params = (jax.tree.leaves(matrices.plain(tree)) for tree in (stored, params))
+  return all(np.array_equal(x.astype(jnp.bfloat16), y.astype(jnp.bfloat16))
+             for x, y in zip(stored, params, strict=True))
 
 
 @cli.command(lambda: None, flags=Flags(), kept='sampled images and saved steps are kept')

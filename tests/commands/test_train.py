@@ -116,8 +116,8 @@ def test_only_a_better_corrector_is_stored(fit):
 @pytest.mark.slow
 def test_as_many_images_as_the_time_allows(llamagens, tmp_path, monkeypatch):
   monkeypatch.setattr(neighbours, '_SECONDS', 0.0)
-  monkeypatch.setattr(neighbours, '_FEWEST', 16)
-  monkeypatch.setattr(neighbours, '_MOST', 200)
+  monkeypatch.setattr(neighbours, '_MIN_IMAGES', 16)
+  monkeypatch.setattr(neighbours, '_MAX_IMAGES', 200)
   model = cspd_jax.load(llamagens / 'model')
   recipe = train.recipe_for(model, 'model', 'neighbours')
   tokens = neighbours.sample(recipe, model, tmp_path)

@@ -204,7 +204,8 @@ def _network(tmp_path_factory):
 
 
 def _streamed(model, decoder):
-  *_, last = _request(model, decoder, [0, 1, 2]).stream(3)
+  images = _request(model, decoder, [0, 1, 2])
+  *_, last = images.sampler.stream(images, 3)
   return last.decoded
 
 
@@ -232,7 +233,8 @@ def _decoded(model, decoder, **options):
 # How images are run, see the table in docs/exactness.md; also the tests of priors and of meshes.
 RUNS = {
     'one batch': _decoded,
-    'batches': lambda model, decoder: _decoded(model, decoder, batch_size=2, slots=False),
+    'batches': lambda model, decoder: decode(dataclasses.replace(
+        _request(model, decoder, [0, 1, 2, 0, 1], batch_size=2), slots=False)),
     'refilled slots': lambda model, decoder: _decoded(model, decoder, batch_size=2),
     'a stream': _streamed,
     'slots that images join': _joined,
