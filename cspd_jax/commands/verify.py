@@ -41,7 +41,7 @@ from cspd_jax.plots import grid
 from cspd_jax.verify import decoders, device, likelihood, network, other_code, pictures, stored
 from cspd_jax.verify.result import Result, skipped
 
-_SHEET, _TEXT = 'sheet.png', 'report.md'
+_SHEET = 'sheet.png'
 _LOOK = ('Look at sheet.png: the images of a column show the same prompt. Those of a seed-exact '
          'decoder are the ones above, and no image has seams, rows that are shifted, or colours '
          'that the prompt did not ask for.')
@@ -147,7 +147,7 @@ def _usual_prompts(config: Config, model: Any) -> list[Any]:
 @cli.command(Config, kept='nothing is kept')
 def main(config: Config) -> int:
   folder = pathlib.Path(config.output or f'runs/verify/{inputs.run_name(config.loading.model)}')
-  report = Report(folder, [_SHEET, _TEXT], program='cspd-verify')
+  report = Report(folder, [_SHEET, tables.PAGE], program='cspd-verify')
   done = Verification(time.monotonic() + 60 * config.minutes)
   done.run('files', lambda: stored.check(config.loading.model))
   if programs.on_cuda():
@@ -166,7 +166,7 @@ def main(config: Config) -> int:
   rows = [{**dataclasses.asdict(result), 'numbers': {
       name: None if isinstance(value, float) and not math.isfinite(value) else value
       for name, value in result.numbers.items()}} for result in done.results]
-  atomic.write(report.path(_TEXT), _text(config, rows, speeds, verdict).encode())
+  atomic.write(report.path(tables.PAGE), _text(config, rows, speeds, verdict).encode())
   content |= dict(speed=speeds, verdict=verdict)
   report.write(settings=dataclasses.asdict(config), rows=rows,
                signature=signature({**content, 'rows': rows}), **content)
