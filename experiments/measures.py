@@ -140,13 +140,13 @@ def _check_batches(point: Point) -> None:
 
 
 def _rounding(point: Point) -> list[dict[str, Any]]:
-  bench, text, same_shapes = point.bench, point.decoder, _same_shapes(point)
+  bench, text, same_shapes = point.bench, point.decoder, point.bench.same_shapes(point.decoder)
   sample, window = bench.sample(text), bench.sample(same_shapes)
   differ, differ_in_window = (
       sample.tokens != other.tokens for other in (bench.sample(bench.baseline), window))
   return [dict(
       dtype=str(jax.tree.leaves(bench.model.params)[0].dtype), batch_size=bench.batch_size,
-      window=bench.check(text).drafter.tree.num_nodes + 1,
+      window=bench.tokens_per_round(text),
       log_probs_in_window=float(np.mean(sample.decoded.log_probs != window.decoded.log_probs)),
       same_shapes=same_shapes, num_tokens=sample.tokens.size,
       guarantee=bench.images(text).sampler.guarantee,  # Now that both programs are compiled.
@@ -160,13 +160,7 @@ def _check_seed_exact(point: Point) -> None:
   guarantee = point.bench.check(point.decoder).guarantee
   if not guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
     raise ValueError(f'it is {guarantee}, so its images differ from those of vanilla by chance')
-  point.bench.check(_same_shapes(point))
-
-
-def _same_shapes(point: Point) -> str:
-  """Returns the baseline decoder whose forward passes have as many tokens as the decoder's."""
-  window = point.bench.check(point.decoder).drafter.tree.num_nodes + 1
-  return f'{point.bench.baseline}(window={window})'
+  point.bench.check(point.bench.same_shapes(point.decoder))
 
 
 def _head(point: Point) -> list[dict[str, Any]]:

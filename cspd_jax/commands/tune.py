@@ -261,7 +261,7 @@ def _num_programs(plan: Plan, config: Config) -> int:
   # Variants are tried of one candidate per line and batch size.
   variants = sum(len(sizes) * max(len(plan.variants.get(text, ())) for text in line)
                  for line in plan.lines)
-  lengths = {tuning.tokens(bench, text) for text in candidates}
+  lengths = {bench.tokens_per_round(text) for text in candidates}
   passes = len(lengths) * len(sizes) if len(sizes) > 1 else 0
   prefills = sum(any(tuning.queue_length(bench, text, size) for text in candidates)
                  for size in sizes)

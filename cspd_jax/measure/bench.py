@@ -78,6 +78,14 @@ class Bench:
     decoder.check(self.condition(len(self.prompts)), sampling)
     return decoder
 
+  def tokens_per_round(self, specification: Any) -> int:
+    """Returns the tokens of a round of a decoder: the last committed one and the drafts."""
+    return self.check(specification).drafter.tree.num_nodes + 1
+
+  def same_shapes(self, specification: Any) -> str:
+    """Returns the baseline decoder whose forward passes have as many tokens as a decoder's."""
+    return f'{self.baseline}(window={self.tokens_per_round(specification)})'
+
   def condition(self, count: int) -> Any:
     """Returns the condition of the first images; if there are more than prompts, these repeat."""
     return batches_lib.select(self._condition, np.arange(count) % len(self.prompts))

@@ -93,7 +93,7 @@ def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
     drafter, *verifier = spec_lib.parse(text).parts
     equal = dict[str, float]()
     if decoder.guarantee.satisfies(Guarantee.UP_TO_ROUNDING):
-      equal = _equal(bench, sample, decoder.drafter.tree.num_nodes + 1)
+      equal = _equal(bench, sample, bench.same_shapes(text))
     figures = dict(
         decoder=text, drafter=str(drafter), verifier=str(verifier[0]) if verifier else None,
         # Known once the program of the baseline in windows is compiled, too.
@@ -105,13 +105,13 @@ def each(bench: Bench, specifications: Sequence[str], metrics: Sequence[Metric],
     yield Measurement(text, figures, compared)
 
 
-def _equal(bench: Bench, sample: Sample, window: int) -> dict[str, float]:
+def _equal(bench: Bench, sample: Sample, in_window: str) -> dict[str, float]:
   """Returns the fractions of images equal to the baseline's, without and with a window."""
   share = lambda name: float(np.mean(np.all(sample.tokens == bench.sample(name).tokens, axis=1)))
   equal = dict(equal_to_baseline=share(bench.baseline))
   # A window of the same length has the same shapes and therefore the same rounding.
   if equal['equal_to_baseline'] < 1:
-    same_shapes, _ = supported_decoders(bench, [f'{bench.baseline}(window={window})'])
+    same_shapes, _ = supported_decoders(bench, [in_window])
     if same_shapes:
       equal['equal_in_window'] = share(same_shapes[0])
   return equal

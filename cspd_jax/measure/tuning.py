@@ -187,11 +187,6 @@ def ranked(seconds: Mapping[str, Mapping[int, float]], batch_size: int) -> list[
   return sorted(seconds, key=lambda text: seconds[text][batch_size])
 
 
-def tokens(bench: Bench, text: str) -> int:
-  """Returns the tokens of a round of a decoder: the last committed one and the drafts."""
-  return bench.check(text).drafter.tree.num_nodes + 1
-
-
 def _passes(bench: Bench, images: int, tokens: int, label: str
             ) -> Callable[[int], Callable[[], object]]:
   """Compiles bare passes over `tokens` per image: `count ->` a function of that many to be timed.
@@ -229,7 +224,7 @@ def short_run(bench: Bench, text: str, batch_size: int, pace: Pace) -> TimedRun:
   seconds = [timed['decoder', number] / timed['pace', number] / rounds[number]
              for number in range(batches)]
   return TimedRun(
-      text, tokens(bench, text), acceptance.accepted_length(decoded).mean,
+      text, bench.tokens_per_round(text), acceptance.accepted_length(decoded).mean,
       decoded.rounds, pace.seconds * float(np.median(seconds)), batch_size)
 
 

@@ -75,8 +75,7 @@ def _rows(text: str, bench: Bench, tokens: np.ndarray) -> Result:
 
 
 def _seed_exact(text: str, bench: Bench) -> Result:
-  window = bench.check(text).drafter.tree.num_nodes + 1
-  other = f'{bench.baseline}(window={window})'
+  other = bench.same_shapes(text)
   first, second = bench.sample(text).decoded, bench.sample(other).decoded
   guarantee = bench.images(text).sampler.guarantee  # Known once both programs are compiled.
   equal = np.all(first.tokens == second.tokens, axis=1)
@@ -120,6 +119,8 @@ def accepted(bench: Bench, records: Iterable[Mapping[str, Any]]) -> Iterator[Res
         not np.any(measured < predicted - np.maximum(_ERRORS * errors, _RATE)),
         f'drafts are accepted at the rates {listed(measured)} by position, where the training '
         f'predicted {listed(predicted)}', measured=measured.tolist(), predicted=predicted.tolist())
+
+
 def on_tables(texts: Sequence[str] | None, is_over: Callable[[], bool]) -> Iterator[Result]:
   """Yields a result per decoder, None for all, and table, until the time is over.
 

@@ -96,7 +96,7 @@ def _without_work(monkeypatch, seconds):
 
   def short_run(bench, text, size, pace):
     asked.append(text)
-    return tuning.TimedRun(text, tuning.tokens(bench, text), 2.0, np.array([5]), seconds(text),
+    return tuning.TimedRun(text, bench.tokens_per_round(text), 2.0, np.array([5]), seconds(text),
                            size)
 
   monkeypatch.setattr(tuning, 'short_run', short_run)

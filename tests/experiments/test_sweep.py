@@ -13,6 +13,7 @@ import pytest
 import cspd_jax
 from configs import relaxed
 from cspd_jax.cli import groups
+from cspd_jax.measure.bench import Bench
 from experiments import measures, sweep
 from experiments.sweep import Config, Setting
 from tests.builders import models
@@ -145,6 +146,8 @@ def test_rounding_counts_the_images_and_tokens_that_differ(monkeypatch):
       check=lambda text: of(drafter=of(tree=of(num_nodes=8))),
       images=lambda text: of(sampler=of(guarantee='seed-exact')),
       sample=lambda name: of(tokens=tokens[name], decoded=of(log_probs=log_probs[name])))
+  for method in (Bench.tokens_per_round, Bench.same_shapes):
+    setattr(bench, method.__name__, functools.partial(method, bench))
   point = measures.Point(bench, 'seed_exact', '', {}, groups.LoadFlags())
   assert measures.MEASURES['rounding'].rows(point) == [dict(
       dtype='float16', window=9, batch_size=2, log_probs_in_window=0.05, num_tokens=20,

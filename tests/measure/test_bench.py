@@ -72,7 +72,7 @@ def test_where_vanilla_differs_its_window_decides(model, monkeypatch, vanilla, w
   others = {'vanilla': own.tokens.copy(), 'vanilla(window=4)': own.tokens}
   others['vanilla'][0, 3:] = vanilla
   monkeypatch.setattr(bench, 'sample', lambda name: types.SimpleNamespace(tokens=others[name]))
-  assert measurements._equal(bench, own, window) == expected
+  assert measurements._equal(bench, own, f'vanilla(window={window})') == expected
 
 
 def test_images_of_other_seeds(model):

@@ -94,7 +94,7 @@ def test_measurements_are_of_the_images_of_the_bench(tmp_path):
   bench = Bench(model, ['sea', 'sky', 'sand'], sampling=model.sampling(guidance_scale=1))
   pace = tuning.pace(bench, 2)
   run = tuning.short_run(bench, 'mc_sjd(window=3)', 2, pace)
-  assert run.tokens == tuning.tokens(bench, run.decoder) == 3 and run.seconds > 0
+  assert run.tokens == bench.tokens_per_round(run.decoder) == 3 and run.seconds > 0
   # Three images fill one and a half batches, so a fourth is added; the others are the bench's.
   assert run.rounds.shape == (4,)
   np.testing.assert_array_equal(run.rounds[:3], bench.sample(run.decoder).decoded.rounds)

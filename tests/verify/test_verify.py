@@ -83,7 +83,7 @@ def test_decoders_that_break_their_word(emoji, bench, monkeypatch):
   failed = lambda text: [result.name for result in decoders.exact(emoji, bench, [text])
                          if result.verdict == 'failed']
   biased = 'eagle(tree=chain(4))+lantern(delta=0.4)'
-  bench.sample(biased)
+  bench.sample(bench.baseline), bench.sample(biased)
   exact = bench.images('mc_sjd(window=8)')
   with monkeypatch.context() as patch:
     patch.setattr(bench, 'images', lambda text, **more: exact)
