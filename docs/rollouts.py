@@ -17,11 +17,12 @@ from cspd_jax.plots import canvas, charts
 
 _DOCS = pathlib.Path(__file__).parent
 # Reports of one training each, by decoder.
-REPORTS = ('rl_vanilla', 'rl', 'rl_exact')
+REPORTS = ('rl_vanilla', 'rl', 'rl_exact', 'rl_one')
 _COLUMNS = {
     'decoder': '`{decoder}`', 'guarantee': '{guarantee}',
     'reward, first and second half': '{first:.3f}, {second:.3f}', 'passes': '{passes}',
     'passes per image, first and second half': '{early:.1f}, {late:.1f}',
+    'seconds of a step: images, updates': '{generating:.1f}, {learning:.1f}',
     'parameters as with `vanilla(window=16)`': 'after {equal} of {steps} steps'}
 # Reports on passes of Lumina-mGPT 7B compiled for an H200, by the number of images.
 _COMPILED = {1: 'compiled_7b', 8: 'compiled_7b_batch', 32: 'compiled_7b_batch32',
@@ -51,9 +52,11 @@ def compared() -> str:
   for run in runs:
     column = lambda name, run=run: [row[name] for row in run['rows']]
     (first, second), (early, late) = map(_halves, (column('reward'), column('passes_per_image')))
+    generating, learning = (np.median(column(name)) for name in ('generating', 'learning'))
     rows.append(dict(
         decoder=run['settings']['decoder'], guarantee=run['guarantee'], first=first, second=second,
-        passes=sum(column('passes')), early=early, late=late, steps=len(run['rows']),
+        passes=sum(column('passes')), early=early, late=late, generating=generating,
+        learning=learning, steps=len(run['rows']),
         equal=sum(row['digest'] == other['digest']
                   for row, other in zip(run['rows'], runs[0]['rows'], strict=True))))
   return (f'{tables.markdown(_COLUMNS, rows)}\n\n*`python examples/rl.py --decoder=DECODER '
@@ -63,7 +66,7 @@ def compared() -> str:
 
 def gains() -> str:
   """Returns the table of predicted gains over `vanilla`, by the number of images at once."""
-  vanilla, fast, _ = ([row['passes'] for row in run['rows']] for run in reports())
+  vanilla, fast, *_ = ([row['passes'] for row in run['rows']] for run in reports())
   rows = []
   for images, name in _COMPILED.items():
     ms = {row['decoder']: row['ms'] for row in _report(name)['rows']}
@@ -76,8 +79,9 @@ def draw(path: pathlib.Path) -> None:
   """Writes the reward against steps and against passes."""
   figure = canvas.figure(8.2, 3.2)
   steps, passes = figure.subplots(1, 2, sharey=True)
-  widths, markers = (5, 1.2, 1.2), charts.MARKERS
-  for run, color, width, marker in zip(reports(), charts.COLORS, widths, markers):
+  # The last run, of one token per pass, has the rewards of the first: it would hide the others.
+  drawn, widths, markers = reports()[:3], (5, 1.2, 1.2), charts.MARKERS
+  for run, color, width, marker in zip(drawn, charts.COLORS, widths, markers):
     rewards = [row['reward'] for row in run['rows']]
     total = list(itertools.accumulate(row['passes'] for row in run['rows']))
     style = dict(color=color, linewidth=width, marker=marker, markersize=4, alpha=0.8,

@@ -16,8 +16,10 @@ stopped continues if you repeat its command, to the same parameters. See docs/ro
 
 import dataclasses
 import hashlib
+import math
 import pathlib
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,6 +30,7 @@ import optax
 
 import cspd_jax
 from cspd_jax import cli, families
+from cspd_jax.core import fields
 from cspd_jax.files import atomic, reading, run_folder, store
 from cspd_jax.generation.prompts import of_file
 from cspd_jax.generation.results import Generated
@@ -38,17 +41,43 @@ from cspd_jax.training import loop
 # Captions of which `emoji` leaves out a part in most images.
 PROMPTS = ('an orange cat and a green cactus flat on blue',
            'a yellow star and a purple moon flat on orange')
-GROUPS, IMAGES = 2, 8  # Groups of a step, and images of a group, which have one prompt.
-# What is sampled: the model's distribution with its own guidance, at temperature 1 and without
-# cuts. A token that top-k or top-p cut under later parameters would have no finite ratio.
+# What is sampled: the model's distribution at temperature 1 and without cuts. A token that top-k or
+# top-p cut under later parameters would have no finite ratio.
 SAMPLING = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-UPDATES = 2  # Updates on the images of a step.
 CLIP = 0.2  # A ratio of probabilities counts up to this distance from 1.
 PENALTY = 0.04  # Weight of the divergence from the shipped parameters, nats per token.
-LEARNING_RATE = 2e-5
-OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(LEARNING_RATE))
 
 Params = Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """A run.
+
+  Attributes:
+    decoder: specification of the decoder that generates the images.
+    guidance_scale: classifier-free guidance; None for the model's own.
+    prompts: file with one caption of a scene per line; None for a few that `emoji` often misses.
+    num_steps: steps of the training.
+    num_groups: prompts of a step, each of one group of images.
+    num_images: images of a group.
+    num_updates: updates on the images of a step.
+    learning_rate: step size of Adam.
+    workdir: folder of the run.
+  """
+
+  decoder: str = 'corrected_seed_exact(window=16)'
+  guidance_scale: float | None = None
+  prompts: str | None = None
+  num_steps: int = 24
+  num_groups: int = 2
+  num_images: int = 8
+  num_updates: int = 2
+  learning_rate: float = 2e-5
+  workdir: str = 'runs/rl'
+
+  def __post_init__(self):
+    fields.check(self, guidance_scale=fields.NOT_NEGATIVE)
 
 
 class State(NamedTuple):
@@ -69,9 +98,9 @@ class Batch(NamedTuple):
   advantages: np.ndarray  # `[B]`.
 
 
-def advantages(rewards: np.ndarray) -> np.ndarray:
+def advantages(rewards: np.ndarray, num_groups: int) -> np.ndarray:
   """Returns by how many standard deviations rewards `[B]` exceed the mean of their group."""
-  groups = rewards.reshape(-1, IMAGES)
+  groups = rewards.reshape(num_groups, -1)
   centred = groups - groups.mean(axis=1, keepdims=True)
   return np.float32(centred / (groups.std(axis=1, keepdims=True) + 1e-4)).reshape(-1)
 
@@ -89,7 +118,8 @@ def loss(log_probs: jax.Array, batch: Batch) -> tuple[jax.Array, jax.Array]:
   return PENALTY * divergence - jnp.mean(gain), divergence
 
 
-def compiled(sampler: Sampler) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:
+def compiled(sampler: Sampler, optimizer: optax.GradientTransformation
+             ) -> tuple[Callable[..., jax.Array], Callable[..., Any]]:
   """Returns the compiled functions of a training on what a sampler draws.
 
   They are `(params, condition, tokens) -> log-probabilities [B, T]` and `(params, opt_state, Batch)
@@ -106,20 +136,20 @@ def compiled(sampler: Sampler) -> tuple[Callable[..., jax.Array], Callable[..., 
   def update(params, opt_state, batch):
     new = lambda params: loss(log_probs(params, batch.condition, batch.tokens), batch)
     grads, divergence = jax.grad(new, has_aux=True)(params)
-    changes, opt_state = OPTIMIZER.update(grads, opt_state, params)
+    changes, opt_state = optimizer.update(grads, opt_state, params)
     return optax.apply_updates(params, changes), opt_state, divergence
 
   # On a CPU, `jax.jit` alone would compute some sums of products wrongly with jax 0.10.
   return cspd_jax.jit(log_probs), cspd_jax.jit(update)
 
 
-def prompts_of(step: int, prompts: Sequence[str]) -> list[str]:
+def prompts_of(step: int, prompts: Sequence[str], num_groups: int, num_images: int) -> list[str]:
   """Returns the prompts of a step's images; all prompts have their turn before one has another."""
   chosen = []
-  for number in range(step * GROUPS, (step + 1) * GROUPS):
+  for number in range(step * num_groups, (step + 1) * num_groups):
     turn, place = divmod(number, len(prompts))
     order = np.random.default_rng(turn).permutation(len(prompts))
-    chosen += [prompts[order[place]]] * IMAGES
+    chosen += [prompts[order[place]]] * num_images
   return chosen
 
 
@@ -132,50 +162,61 @@ def digest(params: Params) -> str:
 
 
 def train(model: cspd_jax.Model, prompts: Sequence[str], reward: Callable[[Generated], np.ndarray],
-          decoder: str, num_steps: int, workdir: str | pathlib.Path) -> Params:
+          config: Config) -> Params:
   """Trains a model, and returns its parameters.
+
+  A stopped run in `config.workdir` is continued. The folder holds the last two states, and
+  report.json, which is written after every step.
 
   Args:
     model: the model.
-    prompts: prompts, `GROUPS` of which are used in a step.
+    prompts: prompts, some of which are used in a step.
     reward: `images -> rewards [B]`, larger ones for better images.
-    decoder: specification of the decoder that generates the images.
-    num_steps: steps, of which a stopped run in `workdir` has done some.
-    workdir: folder of the last two states and of report.json, written after every step.
+    config: the settings; its `prompts` are not read.
 
   Raises:
-    ValueError: for a decoder that the model does not support, or another run in `workdir`.
+    ValueError: for a decoder that the model does not support, or another run in the folder.
   """
+  options = SAMPLING if config.guidance_scale is None else dict(
+      SAMPLING, guidance_scale=config.guidance_scale)
+  size = config.num_groups, config.num_images
   sampler = lambda params: model.with_params(params).sampler(
-      decoder, batch_size=GROUPS * IMAGES, **SAMPLING)
-  log_probs, update = compiled(sampler(model.params))
-  settings = dict(
-      decoder=decoder, prompts=list(prompts), groups=GROUPS, images=IMAGES, updates=UPDATES,
-      clip=CLIP, penalty=PENALTY, learning_rate=LEARNING_RATE, **sampler(model.params).recorded)
-  with run_folder.Run(workdir, settings, name='workdir') as run:
+      config.decoder, batch_size=math.prod(size), **options)
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(config.learning_rate))
+  log_probs, update = compiled(sampler(model.params), optimizer)
+  settings = dict(dataclasses.asdict(config), prompts=list(prompts), clip=CLIP, penalty=PENALTY,
+                  **sampler(model.params).recorded)
+  for name in ('num_steps', 'workdir'):
+    del settings[name]
+  with run_folder.Run(config.workdir, settings, name='workdir') as run:
     states, report = loop.manager(run.folder / 'states'), run.folder / 'report.json'
-    state = State(jnp.int32(0), model.params, OPTIMIZER.init(model.params))
+    state = State(jnp.int32(0), model.params, optimizer.init(model.params))
     state = loop.restore(states, state) or state
     done = int(state.step)
     # The report, which is written first, may be a step ahead.
     rows = reading.json(report, 'use another folder')['rows'][:done] if done else []
-    for step in range(done, num_steps):
-      images = sampler(state.params)(prompts_of(step, prompts), seed=step, progress=False)
+    for step in range(done, config.num_steps):
+      start = time.perf_counter()
+      images = sampler(state.params)(prompts_of(step, prompts, *size), seed=step, progress=False)
+      generated = time.perf_counter()
       rewards, condition = reward(images), model.condition(images.prompts)
       batch = Batch(condition, images.tokens, images.log_probs,
-                    log_probs(model.params, condition, images.tokens), advantages(rewards))
+                    log_probs(model.params, condition, images.tokens),
+                    advantages(rewards, config.num_groups))
       params, opt_state, divergences = state.params, state.opt_state, []
-      for _ in range(UPDATES):
+      for _ in range(config.num_updates):
         params, opt_state, divergence = update(params, opt_state, batch)
         divergences.append(float(divergence))
       state = State(state.step + 1, params, opt_state)
       # Rewards, divergence and passes are of the parameters before the step, the digest of those
-      # after it. A batch takes as many passes as its slowest image.
+      # after it. A batch takes as many passes as its slowest image. Both times are in seconds; they
+      # include compiling in the first step of a process.
       rounds = np.asarray(images.decoded.rounds)
       rows.append(dict(
           step=step + 1, reward=float(np.mean(rewards)), divergence=divergences[0],
           nll=-float(np.mean(images.log_probs)), passes=int(rounds.max()),
-          passes_per_image=float(rounds.mean()), digest=digest(params)))
+          passes_per_image=float(rounds.mean()), digest=digest(params),
+          generating=generated - start, learning=time.perf_counter() - generated))
       print(rows[-1], flush=True)
       atomic.write_json(report, dict(
           settings=settings, precision=images.precision, guarantee=images.guarantee, rows=rows,
@@ -191,29 +232,12 @@ def asked(images: Generated) -> np.ndarray:
   return np.nanmean([marks[kind] for kind in scenes.KINDS], axis=0)
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """A run.
-
-  Attributes:
-    decoder: specification of the decoder that generates the images.
-    prompts: file with one caption of a scene per line; None for a few that `emoji` often misses.
-    num_steps: steps of the training.
-    workdir: folder of the run.
-  """
-
-  decoder: str = 'corrected_seed_exact(window=16)'
-  prompts: str | None = None
-  num_steps: int = 24
-  workdir: str = 'runs/rl'
-
-
 @cli.command(Config)
 def main(config: Config) -> None:
   model = cspd_jax.load('emoji')
   prompts = PROMPTS if config.prompts is None else of_file(config.prompts)
   scenes.check(prompts)
-  params = train(model, prompts, asked, config.decoder, config.num_steps, config.workdir)
+  params = train(model, prompts, asked, config)
   target = store.describe(families.part_folder('emoji', 'target'))
   store.save(pathlib.Path(config.workdir, 'target'), target.kind, target.config, params,
              extra=target.metadata)

@@ -21,12 +21,17 @@ asked     what images of scenes of emoji show of what their captions ask for
 ground    tokens per forward pass inside things and on plain ground, of scenes of emoji
 entropy   the mean entropy of the distributions that tokens are drawn from, along the images of one
           token at a time; its expectation is the same for all exact decoders
+variety   how different images are: the share of other tokens of two images of one prompt, and of
+          an image and the nearest of the scenes that `experiments.scenes --num_tokenised` writes
 
 Times are medians of alternating runs.
 """
 
+import collections
 import dataclasses
 import functools
+import itertools
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -41,6 +46,7 @@ from cspd_jax.core.batches import concatenated
 from cspd_jax.core.guarantees import Guarantee
 from cspd_jax.core.sampling import is_guided
 from cspd_jax.decoding.tree import Budget
+from cspd_jax.files import npz
 from cspd_jax.generation import decode, memory
 from cspd_jax.generation.model import Model
 from cspd_jax.measure import timing
@@ -49,6 +55,8 @@ from cspd_jax.metrics import acceptance, base, likelihood, scenes
 
 _REPEATS = 3  # Timed runs.
 _OF_GROUND = (scenes.INSIDE, scenes.ON_GROUND, scenes.GROUND_SHARE)
+# Tokens of training scenes of emoji, in the default folder of `experiments.scenes`.
+_SCENES = pathlib.Path('runs/scenes/tokens.npz')
 # What is stored as int8, by the options of `load`.
 _INT8 = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8'),
          'both': dict(quantize='int8', cache_dtype='int8')}
@@ -234,6 +242,31 @@ def _entropy(point: Point) -> list[dict[str, Any]]:
       bench.sample(bench.baseline), bench.model).entropy)))]
 
 
+def _variety(point: Point) -> list[dict[str, Any]]:
+  tokens, prompts = point.bench.sample(point.decoder).tokens, point.bench.prompts
+  scenes_tokens = npz.arrays(_SCENES, 'write it again', ('tokens',))['tokens']
+  nearest = np.array([np.mean(scenes_tokens != image, axis=1).min() for image in tokens])
+  by_prompt = collections.defaultdict(list)
+  for prompt, image in zip(prompts, tokens, strict=True):
+    by_prompt[prompt].append(image)
+  pairs = np.array([np.mean([np.mean(a != b) for a, b in itertools.combinations(images, 2)])
+                    for images in by_prompt.values() if len(images) > 1])
+  return [base.entries(dict(
+      variety=base.mean(pairs) if len(pairs) else base.UNKNOWN, from_scenes=base.mean(nearest)))]
+
+
+def _check_scenes(point: Point) -> None:
+  _check_discrete(point)
+  if not _SCENES.exists():
+    raise ValueError(f'there is no {_SCENES}; run `python -m experiments.scenes '
+                     '--num_tokenised=19200`')
+  length, own = (npz.headers(_SCENES, 'write it again')['tokens'].shape[1],
+                 point.bench.model.num_tokens)
+  if length != own:
+    raise ValueError(f'model {point.bench.model.name} draws {own} tokens, and the scenes of '
+                     f'{_SCENES} have {length}; use emoji')
+
+
 def _check_tokens(point: Point, tokens: str) -> None:
   if (own := point.bench.model.table.tokens) != tokens:
     raise ValueError(f'model {point.bench.model.name} has {own} tokens; give one whose tokens are '
@@ -283,4 +316,8 @@ MEASURES = {
     'ground': Measure(
         metrics_lib.columns(_OF_GROUND, errors=True),
         _of_sample(functools.partial(metrics_lib.measure, _OF_GROUND)), _check_discrete),
-    'entropy': Measure({'entropy': '{entropy:.3g}'}, _entropy, _check_discrete)}
+    'entropy': Measure({'entropy': '{entropy:.3g}'}, _entropy, _check_discrete),
+    'variety': Measure(
+        {'other tokens in two images': '{variety:.3f} +- {variety_error:.3f}',
+         'from the nearest scene': '{from_scenes:.3f} +- {from_scenes_error:.3f}'},
+        _variety, _check_scenes)}

@@ -67,7 +67,7 @@ class Config:
       uses the model's own.
     decoder: specifications of the decoders that are checked; None for the default, the best
       seed-exact one and the best exact one.
-    num_images: images of each decoder, two of every prompt.
+    num_images: images of each decoder, two of every prompt; at most 16 are decoded together.
     tables: whether decoders are compared with enumerated distributions of small tables, too.
     output: folder of the results; None uses runs/verify/ and the name of the model.
   """
@@ -188,7 +188,7 @@ def _check_model(config: Config, model: Any, done: Verification, report: Report,
       done.run('likelihood', functools.partial(likelihood.check, stage, seen))
     texts = decoders.chosen(stage) if config.decoder is None else [
         str(stage.specification(text)) for text in config.decoder]
-    bench = Bench(stage, prompts, batch_size=config.num_images)
+    bench = Bench(stage, prompts)
     done.run(f'{name}decoders', functools.partial(decoders.exact, stage, bench, texts))
     done.run(f'{name}drafters', functools.partial(decoders.accepted, bench, stored.predictions(
         config.loading.model, inputs.parts(config.loading.parts), bool(name))))

@@ -14,10 +14,8 @@ SEED_EXACT = 'corrected_seed_exact(corrector=layers, window=4)'
 
 
 @pytest.fixture(name='train')
-def _train(monkeypatch, tmp_path):
+def _train(tmp_path):
   """Trains a small model on two prompts, and returns the rows of its report."""
-  monkeypatch.setattr(rl, 'GROUPS', 2)
-  monkeypatch.setattr(rl, 'IMAGES', 2)
   models.llamagens(tmp_path)
   model = cspd_jax.load(str(tmp_path / 'model'), dtype='float32')
 
@@ -26,9 +24,10 @@ def _train(monkeypatch, tmp_path):
     for number in num_steps:
       params = rl.train(
           model, models.NAMES[:2], lambda images: images.images.mean(axis=(1, 2, 3)) / 255.0,
-          decoder, number, folder)
+          rl.Config(decoder, num_steps=number, num_images=2, workdir=str(folder)))
     rows = json.loads((folder / 'report.json').read_text())['rows']
     assert rows[-1]['digest'] == rl.digest(params)
+    assert all(row.pop('generating') > 0 and row.pop('learning') > 0 for row in rows)
     return rows
   return train
 
@@ -44,14 +43,12 @@ def test_seed_exact_decoders_have_the_same_curve(train):
     train(VANILLA, 3, name=SEED_EXACT)
 
 
-def test_rewards_are_relative_to_their_group(monkeypatch):
-  monkeypatch.setattr(rl, 'IMAGES', 2)
-  advantages = rl.advantages(np.array([1.0, 3.0, 7.0, 7.0]))
+def test_rewards_are_relative_to_their_group():
+  advantages = rl.advantages(np.array([1.0, 3.0, 7.0, 7.0]), num_groups=2)
   np.testing.assert_allclose(advantages, [-1, 1, 0, 0], rtol=1e-3)
 
 
-def test_every_prompt_has_its_turn(monkeypatch):
-  monkeypatch.setattr(rl, 'GROUPS', 3)
-  monkeypatch.setattr(rl, 'IMAGES', 1)
-  first = [prompt for step in range(2) for prompt in rl.prompts_of(step, 'abcdef')]
-  assert sorted(first) == list('abcdef') and rl.prompts_of(0, 'ab') != rl.prompts_of(1, 'ab')
+def test_every_prompt_has_its_turn():
+  first = [prompt for step in range(2) for prompt in rl.prompts_of(step, 'abcdef', 3, 1)]
+  assert sorted(first) == list('abcdef')
+  assert rl.prompts_of(0, 'ab', 3, 1) != rl.prompts_of(1, 'ab', 3, 1)

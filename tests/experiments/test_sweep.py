@@ -95,12 +95,16 @@ def test_scenes(capsys, tmp_path, monkeypatch):
   captions = ['a cat on white', 'a dog', 'an owl flat']
   monkeypatch.setattr(models, 'NAMES', captions)
   models.llamagens(tmp_path)
+  num_tokens = cspd_jax.load(str(tmp_path / 'model')).num_tokens
+  np.savez(tmp_path / 'tokens.npz', tokens=np.zeros((2, num_tokens), np.int16))
+  monkeypatch.setattr(measures, '_SCENES', tmp_path / 'tokens.npz')
   out, report = _call(
       tmp_path / 'model', capsys, tmp_path / 'out', '--window=3', '--decoder=mc_sjd',
-      '--num_images=3', '--scales=1,2', '--measure=ground,asked')
+      '--num_images=6', '--scales=1,2', '--measure=ground,asked,variety')
   assert [row['guidance_scale'] for row in report['rows']] == [1, 2]
   for row in report['rows']:
     assert 0 <= row['ground_share'] <= 1 and row['tokens_per_pass_inside'] >= 1
+    assert 0 < row['variety'] <= 1 and 0 < row['from_scenes'] <= 1
     assert row['asked'] == pytest.approx((row['thing'] + row['ground'] + row['style']) / 3)
   assert {'inside things', 'guidance scale', 'asked'} <= report['tables'][0]['columns'].keys()
   assert {'images.png', 'failures.png'} <= report['files'].keys() and 'inside things' in out.out
