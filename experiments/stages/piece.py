@@ -93,10 +93,14 @@ class Piece:
       if row is not None:
         self.add(title, columns, {**names, **row})
 
-  def attempt(self, name: str, function: Callable[[], Value]) -> Value | None:
-    """Returns `function()`; None, with a note, if the time limit is reached or the call fails."""
+  def attempt(self, name: str, function: Callable[[], Value], is_part: bool = False
+              ) -> Value | None:
+    """Returns `function()`; None, with a note, if the time limit is reached or the call fails.
+
+    What `is_part` of a measurement that has begun is not left out at the limit.
+    """
     try:
-      if self.is_over:
+      if self.is_over and not is_part:
         raise TimeoutError('the time limit was reached')
       print(f'... {time.monotonic() - self._start:.0f} s: {name}', file=sys.stderr, flush=True)
       self._begun.append(name)
@@ -113,9 +117,12 @@ class Piece:
       self._write()
 
   def fact(self, name: str, function: Callable[[], Any]) -> Any:
-    """Returns what was found under this name, `function()` at first; None if that fails."""
+    """Returns what was found under this name, `function()` at first; None if that fails.
+
+    It is a part of a measurement that has begun.
+    """
     if name not in self.facts:
-      value = self.attempt(name, function)
+      value = self.attempt(name, function, is_part=True)
       if value is None:
         return None
       self.facts[name] = value

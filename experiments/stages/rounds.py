@@ -18,7 +18,7 @@ from cspd_jax.core import programs, spec
 from cspd_jax.decoding import warp
 from cspd_jax.files import store
 from cspd_jax.models import vq
-from experiments.costs import devices, hlo, predicted, timed_rounds
+from experiments.costs import devices, predicted, timed_rounds
 from experiments.stages.piece import Piece
 
 DECODERS = ('corrected(iterations=4, window=64)', 'mc_sjd(window=16)', 'mc_sjd(window=64)',
@@ -137,9 +137,6 @@ def _times(piece: Piece, model: cspd_jax.Model, text: str, tokens: float, batch:
            compiled: timed_rounds.TimedRound, vanilla: timed_rounds.TimedRound | None
            ) -> dict[str, Any]:
   """Times a compiled decoder, in turns with `vanilla` if that compiled."""
-  accelerator = piece.accelerator()
-  # Before the measurement: a limit that is reached meanwhile would leave the prediction out.
-  cost = piece.attempt(f'prediction of {text}', lambda: compiled.cost(accelerator))
   both = {text: compiled} if vanilla is None else {_BASELINE: vanilla, text: compiled}
   timed = timed_rounds.measure(both, _ROUNDS, piece.repeats(_REPEATS))
   seconds = timed[text].median
@@ -150,12 +147,14 @@ def _times(piece: Piece, model: cspd_jax.Model, text: str, tokens: float, batch:
       vanilla_ms=None if baseline is None else 1e3 * baseline, compile_seconds=compiled.seconds,
       seconds_per_image=seconds * model.num_tokens / tokens / batch,
       speedup=None if baseline is None else baseline * tokens / seconds,
-      **({} if cost is None else _predicted(cost, seconds, accelerator)))
+      **piece.attempt(f'prediction of {text}', functools.partial(
+          _predicted, compiled, seconds, piece.accelerator()), is_part=True) or {})
 
 
-def _predicted(cost: hlo.Cost, seconds: float, accelerator: devices.Accelerator
+def _predicted(compiled: timed_rounds.TimedRound, seconds: float, accelerator: devices.Accelerator
                ) -> dict[str, Any]:
-  """Returns what the cost of a program predicts for a round that took `seconds`."""
+  """Returns what a program predicts for a round that took `seconds`."""
+  cost = compiled.cost(accelerator)
   expected = predicted.seconds(cost, accelerator)
   return dict(
       predicted_ms=1e3 * expected, of_prediction=seconds / expected, bytes=cost.bytes,
