@@ -24,6 +24,13 @@ _COLUMNS = {
     'passes per image, first and second half': '{early:.1f}, {late:.1f}',
     'seconds of a step: images, updates': '{generating:.1f}, {learning:.1f}',
     'parameters as with `vanilla(window=16)`': 'after {equal} of {steps} steps'}
+# Reports of trainings that were to make `emoji` better.
+_ATTEMPTS = ('rl_pairs', 'rl_colours')
+_OF_ATTEMPTS = {
+    'prompts': '{prompts}', 'steps': '{steps}', 'images': '{images}', 'hours': '{hours:.1f}',
+    'reward, first and last quarter': '{first:.3f}, {last:.3f}',
+    'divergence at last, nats per token': '{divergence:.3f}',
+    '-log p per token, first and last quarter': '{first_nll:.3f}, {last_nll:.3f}'}
 # Reports on passes of Lumina-mGPT 7B compiled for an H200, by the number of images.
 _COMPILED = {1: 'compiled_7b', 8: 'compiled_7b_batch', 32: 'compiled_7b_batch32',
              128: 'compiled_7b_batch128'}
@@ -64,6 +71,23 @@ def compared() -> str:
           f'jax {runs[0]["versions"]["jax"]}.*')
 
 
+def attempts() -> str:
+  """Returns the table of the trainings that were to make `emoji` better."""
+  rows = []
+  for name in _ATTEMPTS:
+    run = _report(name)
+    settings, column = run['settings'], lambda name, run=run: [row[name] for row in run['rows']]
+    quarters = {name: np.array_split(column(name), 4) for name in ('reward', 'nll')}
+    rows.append(dict(
+        prompts=len(settings['prompts']), steps=len(run['rows']),
+        images=len(run['rows']) * settings['num_groups'] * settings['num_images'],
+        hours=(sum(column('generating')) + sum(column('learning'))) / 3600,
+        first=quarters['reward'][0].mean(), last=quarters['reward'][-1].mean(),
+        first_nll=quarters['nll'][0].mean(), last_nll=quarters['nll'][-1].mean(),
+        divergence=run['rows'][-1]['divergence']))
+  return tables.markdown(_OF_ATTEMPTS, rows)
+
+
 def gains() -> str:
   """Returns the table of predicted gains over `vanilla`, by the number of images at once."""
   vanilla, fast, *_ = ([row['passes'] for row in run['rows']] for run in reports())
@@ -98,7 +122,7 @@ def draw(path: pathlib.Path) -> None:
 
 
 # Parts of the page by name.
-TABLES = {'rollouts': compared, 'rollout_gains': gains}
+TABLES = {'rollouts': compared, 'rollout_gains': gains, 'rl_attempts': attempts}
 
 if __name__ == '__main__':
   for part, write in TABLES.items():

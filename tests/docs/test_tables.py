@@ -33,6 +33,7 @@ _SOURCES = {
     'cspd_figures': ('cspd',), 'products': ('products', 'products_avx512'),
     'variants': ('variants', 'variants_emoji'), 'quality': ('quality', 'quality_scales'),
     'serving': ('serving', 'serving_soak'),
+    'rl_asked': tuple(path.stem for path in tables.REPORTS.glob('rl_asked_*.json')),
     'compiled_mammothmoda2': ('compiled_mammothmoda2', 'compiled_mammothmoda2_64')}
 # The pictures that programs drew for pages: a kept report and its file, by name in docs/pictures.
 _PICTURES = {
