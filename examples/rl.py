@@ -77,7 +77,7 @@ class Config:
   workdir: str = 'runs/rl'
 
   def __post_init__(self):
-    fields.check(self, guidance_scale=fields.NOT_NEGATIVE)
+    fields.check(self, guidance_scale=fields.NOT_NEGATIVE, num_images=(2, fields.MOST))
 
 
 class State(NamedTuple):
