@@ -3,10 +3,8 @@
     python -m docs.rollouts    # rewrites pictures/rollouts.png, and rollout*.md of docs/reports
 """
 
-import itertools
 import json
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -48,26 +46,32 @@ def reports() -> list[dict[str, Any]]:
   return [_report(name) for name in REPORTS]
 
 
-def _halves(values: Sequence[float]) -> list[float]:
-  """Returns the means of both halves."""
-  return [float(np.mean(half)) for half in np.array_split(np.asarray(values), 2)]
+def _column(run: dict[str, Any], name: str) -> np.ndarray:
+  """Returns a value of every step."""
+  return np.asarray([row[name] for row in run['rows']])
+
+
+def _ends(values: np.ndarray, parts: int) -> tuple[float, float]:
+  """Returns the means of the first and the last of so many parts."""
+  first, *_, last = np.array_split(values, parts)
+  return float(first.mean()), float(last.mean())
 
 
 def compared() -> str:
   """Returns the table of the trainings."""
   runs, rows = reports(), []
+  digests = _column(runs[0], 'digest')
   for run in runs:
-    column = lambda name, run=run: [row[name] for row in run['rows']]
-    (first, second), (early, late) = map(_halves, (column('reward'), column('passes_per_image')))
-    generating, learning = (np.median(column(name)) for name in ('generating', 'learning'))
+    first, second = _ends(_column(run, 'reward'), 2)
+    early, late = _ends(_column(run, 'passes_per_image'), 2)
     rows.append(dict(
         decoder=run['settings']['decoder'], guarantee=run['guarantee'], first=first, second=second,
-        passes=sum(column('passes')), early=early, late=late, generating=generating,
-        learning=learning, steps=len(run['rows']),
-        equal=sum(row['digest'] == other['digest']
-                  for row, other in zip(run['rows'], runs[0]['rows'], strict=True))))
+        passes=_column(run, 'passes').sum(), early=early, late=late,
+        generating=np.median(_column(run, 'generating')),
+        learning=np.median(_column(run, 'learning')), steps=len(digests),
+        equal=(_column(run, 'digest') == digests).sum()))
   return (f'{tables.markdown(_COLUMNS, rows)}\n\n*`python examples/rl.py --decoder=DECODER '
-          f'--num_steps={len(runs[0]["rows"])}`: 16 images per step, {runs[0]["device"]}, '
+          f'--num_steps={len(digests)}`: 16 images per step, {runs[0]["device"]}, '
           f'jax {runs[0]["versions"]["jax"]}.*')
 
 
@@ -76,26 +80,26 @@ def attempts() -> str:
   rows = []
   for name in _ATTEMPTS:
     run = _report(name)
-    settings, column = run['settings'], lambda name, run=run: [row[name] for row in run['rows']]
-    quarters = {name: np.array_split(column(name), 4) for name in ('reward', 'nll')}
+    settings, steps = run['settings'], len(run['rows'])
+    (first, last), (first_nll, last_nll) = (
+        _ends(_column(run, value), 4) for value in ('reward', 'nll'))
     rows.append(dict(
-        prompts=len(settings['prompts']), steps=len(run['rows']),
-        images=len(run['rows']) * settings['num_groups'] * settings['num_images'],
-        hours=(sum(column('generating')) + sum(column('learning'))) / 3600,
-        first=quarters['reward'][0].mean(), last=quarters['reward'][-1].mean(),
-        first_nll=quarters['nll'][0].mean(), last_nll=quarters['nll'][-1].mean(),
+        prompts=len(settings['prompts']), steps=steps,
+        images=steps * settings['num_groups'] * settings['num_images'],
+        hours=(_column(run, 'generating') + _column(run, 'learning')).sum() / 3600,
+        first=first, last=last, first_nll=first_nll, last_nll=last_nll,
         divergence=run['rows'][-1]['divergence']))
   return tables.markdown(_OF_ATTEMPTS, rows)
 
 
 def gains() -> str:
   """Returns the table of predicted gains over `vanilla`, by the number of images at once."""
-  vanilla, fast, *_ = ([row['passes'] for row in run['rows']] for run in reports())
+  vanilla, fast, *_ = (_column(run, 'passes').sum() for run in reports())
   rows = []
   for images, name in _COMPILED.items():
     ms = {row['decoder']: row['ms'] for row in _report(name)['rows']}
     cost = ms['mc_sjd(window=16)'] / ms['vanilla']
-    rows.append(dict(images=images, cost=cost, gain=sum(vanilla) / sum(fast) / cost))
+    rows.append(dict(images=images, cost=cost, gain=vanilla / fast / cost))
   return tables.markdown(_GAINS, rows)
 
 
@@ -106,8 +110,7 @@ def draw(path: pathlib.Path) -> None:
   # The last run, of one token per pass, has the rewards of the first: it would hide the others.
   drawn, widths, markers = reports()[:3], (5, 1.2, 1.2), charts.MARKERS
   for run, color, width, marker in zip(drawn, charts.COLORS, widths, markers):
-    rewards = [row['reward'] for row in run['rows']]
-    total = list(itertools.accumulate(row['passes'] for row in run['rows']))
+    rewards, total = _column(run, 'reward'), _column(run, 'passes').cumsum()
     style = dict(color=color, linewidth=width, marker=marker, markersize=4, alpha=0.8,
                  label=canvas.plain(run['settings']['decoder']))
     for axes, x in ((steps, range(1, len(total) + 1)), (passes, total)):

@@ -1,4 +1,4 @@
-"""What a row of a sweep can measure of a decoder besides the metrics of its images.
+"""What a row of a sweep can measure in addition to the metrics of its images.
 
 overhead  the milliseconds per round of the whole jitted loop at batch 1, those of as many bare
           forward passes, and the share of the rest (drafting, verifying, committing; with a draft
@@ -57,6 +57,7 @@ _REPEATS = 3  # Timed runs.
 _OF_GROUND = (scenes.INSIDE, scenes.ON_GROUND, scenes.GROUND_SHARE)
 # Tokens of training scenes of emoji, in the default folder of `experiments.scenes`.
 _SCENES = pathlib.Path('runs/scenes/tokens.npz')
+_NO_SCENES = 'write it by `python -m experiments.scenes --num_tokenised=19200`'
 # What is stored as int8, by the options of `load`.
 _INT8 = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8'),
          'both': dict(quantize='int8', cache_dtype='int8')}
@@ -244,8 +245,8 @@ def _entropy(point: Point) -> list[dict[str, Any]]:
 
 def _variety(point: Point) -> list[dict[str, Any]]:
   tokens, prompts = point.bench.sample(point.decoder).tokens, point.bench.prompts
-  scenes_tokens = npz.arrays(_SCENES, 'write it again', ('tokens',))['tokens']
-  nearest = np.array([np.mean(scenes_tokens != image, axis=1).min() for image in tokens])
+  drawn = _tokens_of_scenes(_SCENES)
+  nearest = np.array([np.mean(drawn != image, axis=1).min() for image in tokens])
   by_prompt = collections.defaultdict(list)
   for prompt, image in zip(prompts, tokens, strict=True):
     by_prompt[prompt].append(image)
@@ -255,13 +256,14 @@ def _variety(point: Point) -> list[dict[str, Any]]:
       variety=base.mean(pairs) if len(pairs) else base.UNKNOWN, from_scenes=base.mean(nearest)))]
 
 
+@functools.cache
+def _tokens_of_scenes(path: pathlib.Path) -> np.ndarray:
+  return npz.arrays(path, _NO_SCENES, ('tokens',))['tokens']
+
+
 def _check_scenes(point: Point) -> None:
   _check_discrete(point)
-  if not _SCENES.exists():
-    raise ValueError(f'there is no {_SCENES}; run `python -m experiments.scenes '
-                     '--num_tokenised=19200`')
-  length, own = (npz.headers(_SCENES, 'write it again')['tokens'].shape[1],
-                 point.bench.model.num_tokens)
+  length, own = _tokens_of_scenes(_SCENES).shape[1], point.bench.model.num_tokens
   if length != own:
     raise ValueError(f'model {point.bench.model.name} draws {own} tokens, and the scenes of '
                      f'{_SCENES} have {length}; use emoji')
