@@ -32,7 +32,7 @@ _TRANSFORMERS = 'pytorch_model'
 _SETTINGS = ('config.json', 'params.json', 'consolidate_params.json', 'tokenizer_config.json',
              'preprocessor_config.json', 'chat_template.json', 't2i_generation_config.json')
 _TEMPLATE = 'chat_template.jinja'
-# What belongs to a tokenizer file, in a file of its own beside it.
+# Files that a tokenizer file needs, in the same folder.
 _NAMES = {'mammothu.tiktoken': 'mammothu_vision_tokens.txt'}
 # The settings of an adapter, as peft writes them.
 _ADAPTER = 'adapter_config.json'

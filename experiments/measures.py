@@ -64,7 +64,7 @@ _INT8 = {'matrices': dict(quantize='int8'), 'cache': dict(cache_dtype='int8'),
 
 
 class Point(NamedTuple):
-  """What one row of a sweep measures.
+  """A decoder, a model and options, of which a row is measured.
 
   Attributes:
     bench: a model, its images and their sampling options.

@@ -11,9 +11,9 @@ of these tokens and takes an hour. An EAGLE network, Medusa heads and a correcto
 sizes of the network follow from the model; --config names a Python file with a recipe instead.
 
 Samples images with the model, trains, and measures on held-out images (report.json in --workdir).
-At the end stands the acceptance per position that the training predicts, but for neighbours, which
-learns from tokens alone, beside the one that decoding measures on a few images; the network records
-the first, with which cspd-verify compares.
+At the end it prints the acceptance per position that the training predicts and the one that
+decoding measures on a few images; a neighbours corrector, which learns from tokens alone, has no
+prediction. The network records the prediction, and cspd-verify compares with it.
 The network is stored in --output. Without it, a neighbours corrector becomes part of the model's
 folder; it is stored only if it gains more tokens per forward pass than what the model has. A
 stopped command resumes when it is repeated. The work folder stores its recipe and refuses another

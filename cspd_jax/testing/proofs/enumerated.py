@@ -54,7 +54,7 @@ class Table(NamedTuple):
 
 
 class Tested(NamedTuple):
-  """What was found of a decoder.
+  """The result of a test of a decoder.
 
   Attributes:
     report: how well its sequences fit the enumerated distribution.
